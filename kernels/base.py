@@ -1,0 +1,77 @@
+"""What every kernel backend offers. Pure functions on tensors: no layer, model or request is known here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, device, dtype
+
+type LayerKV = Any  # one layer's K and V pages; only the backend that made it knows the layout
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One pass's ragged queries over pages, shared by all layers. Row b owns queries [cu_q[b], cu_q[b+1]).
+
+    Query i of row b sits at position seq_lens[b] - q_len(b) + i and sees keys 0..that position
+    (causal, aligned at the bottom right).
+    """
+
+    cu_q: Tensor  # [B+1] int32
+    seq_lens: Tensor  # [B] int32: tokens in the context including this pass's own
+    pages: Tensor  # [B, P] int32: block table, entries beyond the context are arbitrary
+    slots: Tensor  # [T] int64: page * page_size + offset of every query token
+    positions: Tensor  # [T] int64: absolute position of every query token
+    max_q: int
+    max_k: int
+
+
+class KernelUnavailable(RuntimeError):
+    """An explicitly chosen backend cannot run here; the message says why."""
+
+
+class Kernels(Protocol):
+    """One backend. All activations are 2-D [tokens, features] or 3-D [tokens, heads, dim], contiguous."""
+
+    name: str
+    page_sizes: tuple[int, ...]  # allowed page sizes; empty = any
+    exact: bool  # rows never depend on batch mates, query length or chunking, bit for bit
+
+    def pool(
+        self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: dtype, device: device
+    ) -> Sequence[LayerKV]:
+        """Allocate the KV pool: one LayerKV per layer."""
+        ...
+
+    def write(self, k: Tensor, v: Tensor, layer_kv: LayerKV, slots: Tensor) -> None:
+        """Store k, v [T, kv_heads, dim] at `slots`."""
+        ...
+
+    def attend(self, q: Tensor, layer_kv: LayerKV, batch: Batch, scale: float) -> Tensor:
+        """Causal GQA attention of q [T, heads, dim] over the pages; returns [T, heads, dim]."""
+        ...
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotate q [T, heads, dim] and k [T, kv_heads, dim] in place; cos, sin are [T, dim/2], halves layout
+        (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMSNorm over the last dimension."""
+        ...
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """LayerNorm over the last dimension."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """silu(gate) * up for gate_up [T, 2 * inner] = [gate | up]; returns [T, inner]."""
+        ...
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        """Prepare a weight [out, in] once for `linear`."""
+        ...
+
+    def linear(self, x: Tensor, packed: Any) -> Tensor:
+        """x [T, in] times the packed weight: [T, out]."""
+        ...

@@ -1,0 +1,66 @@
+"""What leaves the engine: immutable slices of tokens, and what a finished sequence reports."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from verdraft.spec.draft import Source
+
+type FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of the raw distribution at one position, floored at -9999."""
+
+    logprob: float  # of the chosen token
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), descending
+
+
+@dataclass(slots=True)
+class SourceStats:
+    """Draft tokens that the full model verified, of one source."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """Speculation of one sequence; `num_steps` counts passes that verified at least one draft token."""
+
+    num_steps: int = 0
+    num_target_passes: int = 0
+    sources: dict[Source, SourceStats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """time.monotonic() seconds of a sequence's life; None where it never got that far."""
+
+    arrived: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    finished: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Comes with the last slice of a sequence."""
+
+    cached_tokens: int  # prompt tokens taken from the prefix cache
+    num_output_tokens: int
+    spec: SpecStats
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSlice:
+    """Tokens committed in one step. The slice with `finish` is the last and carries `summary`."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token when asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # once, prompt[1:], before the first token
+    finish: FinishReason | None = None
+    error_code: str | None = None  # with finish == "error": a code of the HTTP contract's section 3
+    summary: Summary | None = None

@@ -1,0 +1,53 @@
+"""One sequence inside the engine: its tokens, its place in the cache, its draft source. One choice of one prompt."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from verdraft.scheduler.outputs import SpecStats
+from verdraft.scheduler.params import SamplingParams
+
+type Mode = Literal["off", "suffix", "auto"]
+
+
+class StopCheck(Protocol):
+    """Decides whether a committed token ends the sequence (a stop string, a finished grammar). Opaque to the engine."""
+
+    def push(self, token: int) -> bool:
+        """Called once per committed token in order; True ends the sequence with this token."""
+        ...
+
+
+class NeverStop:
+    """No stop string."""
+
+    def push(self, token: int) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault to inject (HTTP contract, section 12); only ever set when test hooks are enabled."""
+
+    kind: Literal["raise", "nan", "freeze", "preempt"]
+    after_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """What a caller submits. `noise_key` with the position decides all randomness (DESIGN section 3)."""
+
+    id: str
+    prompt: Sequence[int]
+    params: SamplingParams
+    choice: int = 0  # the sample's number among the n of its prompt
+    speculation: Mode = "auto"
+    prediction: Sequence[int] = ()
+    cache_salt: str = ""
+    priority: int = 0
+    stop: StopCheck = field(default_factory=NeverStop)
+    fault: Fault | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    stats: SpecStats = field(default_factory=SpecStats)
