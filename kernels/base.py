@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor, device, dtype
 
-type LayerKV = Any  # one layer's K and V pages; only the backend that made it knows the layout
+LayerKV: TypeAlias = Any  # one layer's K and V pages; only the backend that made it knows the layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,14 @@ class Kernels(Protocol):
     exact: bool  # rows never depend on batch mates, query length or chunking, bit for bit
 
     def pool(
-        self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: dtype, device: device
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: dtype,
+        device: device,
     ) -> Sequence[LayerKV]:
         """Allocate the KV pool: one LayerKV per layer."""
         ...

@@ -1,11 +1,11 @@
 """What leaves the engine: immutable slices of tokens, and what a finished sequence reports."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from verdraft.spec.draft import Source
 
-type FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from verdraft.scheduler.outputs import SpecStats
 from verdraft.scheduler.params import SamplingParams
 
-type Mode = Literal["off", "suffix", "auto"]
+Mode: TypeAlias = Literal["off", "suffix", "auto"]
 
 
 class StopCheck(Protocol):

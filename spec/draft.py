@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
-type Source = Literal["prediction", "suffix", "early_exit", "eagle", "grammar"]
+Source: TypeAlias = Literal["prediction", "suffix", "early_exit", "eagle", "grammar"]
 
 
 @dataclass(frozen=True, slots=True)
