@@ -19,9 +19,7 @@ class ContextTooLong(EngineError):
     code = "context_length_exceeded"
 
     def __init__(self, prompt_len: int, limit: int) -> None:
-        super().__init__(
-            f"the prompt has {prompt_len} tokens; with one token to generate, at most {limit} tokens fit"
-        )
+        super().__init__(f"the prompt has {prompt_len} tokens; with one token to generate, at most {limit} tokens fit")
         self.prompt_len = prompt_len
         self.limit = limit
 
