@@ -1,0 +1,108 @@
+"""The oracle backend: plain torch, any device and float type. Clear before fast; it knows no exactness
+across query lengths, because scaled_dot_product_attention changes bits with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verdraft.kernels.base import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class TorchKV:
+    """One layer's pages."""
+
+    k: Tensor  # [pages, page_size, kv_heads, dim]
+    v: Tensor  # [pages, page_size, kv_heads, dim]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLinear:
+    """A weight for `linear`, as it came."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+
+class TorchKernels:
+    """Every operation of `Kernels` in torch; the backend that the others are compared with."""
+
+    name: str = "torch"
+    page_sizes: tuple[int, ...] = ()
+    exact: bool = False
+
+    def pool(
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Sequence[TorchKV]:
+        shape = (pages, page_size, kv_heads, head_dim)
+
+        def zeros() -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return [TorchKV(zeros(), zeros()) for _ in range(layers)]
+
+    def write(self, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
+        layer_kv.k.flatten(0, 1).index_copy_(0, slots, k)
+        layer_kv.v.flatten(0, 1).index_copy_(0, slots, v)
+
+    def attend(self, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
+        out = torch.empty_like(q)
+        page_size = layer_kv.k.shape[1]
+        cu_q = batch.cu_q.tolist()
+        for row, k_len in enumerate(batch.seq_lens.tolist()):
+            begin, end = cu_q[row], cu_q[row + 1]
+            if begin == end:
+                continue
+            pages = batch.pages[row, : -(-k_len // page_size)].long()
+            # Cut at the context's end before any arithmetic: whatever lies behind it may be NaN.
+            k = layer_kv.k[pages].flatten(0, 1)[:k_len]
+            v = layer_kv.v[pages].flatten(0, 1)[:k_len]
+            out[begin:end] = _attend_one(q[begin:end], k, v, scale)
+        return out
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        for x in (q, k):
+            x1, x2 = x.float().chunk(2, dim=-1)
+            c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+            x.copy_(torch.cat((x1 * c - x2 * s, x2 * c + x1 * s), dim=-1))
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
+        return TorchLinear(weight, bias)
+
+    def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
+        return F.linear(x, packed.weight, packed.bias)
+
+
+def _attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One sequence: q [q, heads, dim] at the end of the context k, v [k, kv_heads, dim]; returns like q."""
+    q_len, k_len = q.shape[0], k.shape[0]
+    mask = torch.ones(q_len, k_len, dtype=torch.bool, device=q.device).tril(k_len - q_len)
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1).unsqueeze(0),
+        k.transpose(0, 1).unsqueeze(0),
+        v.transpose(0, 1).unsqueeze(0),
+        attn_mask=mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out.squeeze(0).transpose(0, 1)
