@@ -1,7 +1,29 @@
 """From a row of logits to the token that the law (DESIGN section 3) asks for. Knows no request, no draft."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verdraft.kernels.noise import GUMBEL_MAX, IntArray, gumbel
+
+Row = NDArray[np.float32]
+Scores = NDArray[np.float64]
+
+LOGPROB_FLOOR = -9999.0
+_HUGE = 1e300  # keeps extreme penalties finite, so that they never look like a mask
+_SLACK = 1e-9  # far above the rounding of a score, far below what a pruned token could be worth
+
+
+class BadLogits(ValueError):
+    """The row holds NaN or infinity where a number is needed: the computation that made it went wrong."""
+
+
+class AllTokensMasked(ValueError):
+    """Masks and banned tokens leave nothing to choose from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +38,210 @@ class LogitParams:
     top_k: int = 0  # 0: off
     top_p: float = 1.0
     min_p: float = 0.0
+
+    @property
+    def uses_history(self) -> bool:
+        """Whether earlier tokens change the distribution."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the law is the argmax of the raw row (as long as nothing is banned or masked)."""
+        return self.temperature == 0.0 and not self.uses_history and not self.logit_bias
+
+
+class TokenHistory:
+    """The tokens that penalties count: the prompt's distinct ids and the output's counts.
+
+    push() and pop() work as a stack, so that the earlier draft tokens of a window can be in the history of a later
+    one and leave it again. Both are O(1), and do nothing when no penalty is active.
+    """
+
+    def __init__(self, params: LogitParams, prompt: Sequence[int] = ()) -> None:
+        self._active = params.uses_history
+        ids = list(dict.fromkeys(prompt)) if params.repetition_penalty != 1.0 else []
+        self._num_prompt = self._len = len(ids)
+        self._slots = {token: slot for slot, token in enumerate(ids)}
+        self._ids = np.array([*ids, *[0] * 16], np.int64)
+        self._counts = np.zeros(self._ids.size, np.int64)
+        self._pushed: list[int] = []
+
+    def push(self, token: int) -> None:
+        """One more output token."""
+        if not self._active:
+            return
+        slot = self._slots.setdefault(token, self._len)
+        if slot == self._len:
+            self._add_slot(token)
+        self._counts[slot] += 1
+        self._pushed.append(token)
+
+    def pop(self) -> None:
+        """Forget the token that was pushed last."""
+        if not self._active:
+            return
+        token = self._pushed.pop()
+        slot = self._slots[token]
+        self._counts[slot] -= 1
+        if self._counts[slot] == 0 and slot >= self._num_prompt:
+            # A stack: whatever came after this token's first push has gone before it.
+            assert slot == self._len - 1
+            del self._slots[token]
+            self._len -= 1
+
+    def _add_slot(self, token: int) -> None:
+        if self._len == self._ids.size:
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[self._len] = token
+        self._counts[self._len] = 0
+        self._len += 1
+
+    @property
+    def ids(self) -> IntArray:
+        """Distinct ids of prompt (when the repetition penalty needs it) and output."""
+        return self._ids[: self._len]
+
+    @property
+    def counts(self) -> IntArray:
+        """How often the output holds each of `ids`."""
+        return self._counts[: self._len]
+
+
+def choose_token(
+    row: Row,
+    params: LogitParams,
+    history: TokenHistory,
+    banned: Sequence[int] | None,
+    seed: int,
+    choice: int,
+    position: int,
+    mask: NDArray[np.bool_] | None = None,
+) -> int:
+    """The law's token at one OUTPUT position: a pure function of its arguments. `row` [V] is not modified.
+
+    `banned` ids are impossible (min_tokens), and so is every token where `mask` [V] is False (grammar).
+    Raises BadLogits for NaN or +infinity, AllTokensMasked when nothing is left.
+    """
+    logits = processed(row, params, history, banned, mask)
+    best = int(logits.argmax())  # the lowest id of equals
+    _require_finite(row, float(logits[best]))
+    if params.temperature == 0.0:
+        return best
+    with np.errstate(over="ignore"):  # a tiny temperature may push all but the best to -infinity, which is right
+        scores = (logits - logits[best]) / params.temperature
+    return _noisy_argmax(scores, kept_tokens(scores, params), best, partial(gumbel, seed, choice, position))
+
+
+def processed(
+    row: Row,
+    params: LogitParams,
+    history: TokenHistory,
+    banned: Sequence[int] | None = None,
+    mask: NDArray[np.bool_] | None = None,
+) -> Scores:
+    """A copy of the row [V] after repetition, presence and frequency penalties, bias and masks (-infinity)."""
+    logits = row.astype(np.float64)
+    if params.uses_history:
+        _penalise(logits, params, history)
+    for token, bias in params.logit_bias.items():
+        logits[token] += bias
+    if banned:
+        logits[np.asarray(banned, np.int64)] = -np.inf
+    if mask is not None:
+        logits[~mask] = -np.inf
+    return logits
+
+
+def _penalise(logits: Scores, params: LogitParams, history: TokenHistory) -> None:
+    ids, counts = history.ids, history.counts
+    values = logits[ids]
+    with np.errstate(over="ignore"):
+        scaled = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    np.clip(scaled, -_HUGE, _HUGE, out=values, where=np.isfinite(values))
+    logits[ids] = values - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
+
+
+def _require_finite(row: Row, best: float) -> None:
+    if math.isfinite(best):
+        return
+    if best == -math.inf and math.isfinite(row.max()):
+        raise AllTokensMasked("every token is masked or banned at this position")
+    raise BadLogits("the logits hold NaN or infinity")
+
+
+def kept_tokens(scores: Scores, params: LogitParams) -> IntArray:
+    """Ids, ascending, that survive top_k, then top_p, then min_p. `scores` [V] are (logit - largest) / temperature.
+
+    All three are deterministic: of equal scores the lower id counts as the more likely one.
+    """
+    if 0 < params.top_k < scores.size:
+        tokens = np.sort(_largest(scores, params.top_k))
+    else:
+        tokens = np.flatnonzero(scores > -np.inf)
+    if params.top_p < 1.0:
+        tokens = tokens[np.sort(_nucleus(scores[tokens], params.top_p))]
+    if params.min_p > 0.0:
+        tokens = tokens[scores[tokens] >= math.log(params.min_p)]
+    return tokens
+
+
+def _nucleus(scores: Scores, top_p: float) -> IntArray:
+    """Indices of the smallest set of most likely entries whose share of the mass is at least top_p."""
+    weights = np.exp(scores)
+    wanted = top_p * float(weights.sum())
+    size = 64
+    while True:
+        order = _largest(scores, min(size, scores.size))
+        mass = np.cumsum(weights[order])
+        if mass[-1] >= wanted or order.size == scores.size:
+            return order[: int(np.searchsorted(mass, wanted)) + 1]
+        size *= 16
+
+
+def _largest(values: NDArray[np.floating], k: int) -> IntArray:
+    """Indices of the k largest values, descending, of equals the lower index first; k >= 1."""
+    cut = np.partition(values, values.size - k)[values.size - k]
+    above = np.flatnonzero(values > cut)
+    chosen = np.concatenate((above, np.flatnonzero(values == cut)[: k - above.size]))
+    return chosen[np.lexsort((chosen, -values[chosen]))]
+
+
+def _noisy_argmax(scores: Scores, tokens: IntArray, best: int, noise: Callable[[IntArray], Scores]) -> int:
+    """argmax of score + noise over `tokens` (ascending), where scores[best] = 0 is the largest score.
+
+    `best` reaches noise(best), so what cannot reach that even with the largest noise needs none.
+    """
+    reached = float(noise(np.array([best]))[0])
+    tokens = tokens[scores[tokens] >= reached - GUMBEL_MAX - _SLACK]
+    return int(tokens[np.argmax(scores[tokens] + noise(tokens))])
+
+
+def argmax_rows(logits: NDArray[np.floating]) -> IntArray:
+    """The plain greedy law for a whole batch [R, V]: of equal logits the lowest id. See `nan_rows` for bad rows."""
+    best: IntArray = logits.argmax(axis=1)
+    return best
+
+
+def nan_rows(logits: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Which rows [R] of [R, V] are unusable: they hold NaN or +infinity, or nothing finite."""
+    bad: NDArray[np.bool_] = ~np.isfinite(logits.max(axis=1))
+    return bad
+
+
+def row_logprobs(row: Row, chosen: int, top: int) -> tuple[float, list[tuple[int, float]]]:
+    """Raw log-probabilities (natural log, in [-9999, 0]): of `chosen`, and of the `top` most likely, descending.
+
+    Exactly min(top, V) pairs (id, logprob); of equals the lower id first. Raises BadLogits.
+    """
+    values = row.astype(np.float64)
+    largest = float(values.max())
+    if not math.isfinite(largest):
+        raise BadLogits("the logits hold NaN or infinity")
+    total = largest + math.log(float(np.exp(values - largest).sum()))
+    ids = _largest(values, min(top, values.size)).tolist() if top else []
+    return _logprob(values, chosen, total), [(token, _logprob(values, token, total)) for token in ids]
+
+
+def _logprob(values: Scores, token: int, total: float) -> float:
+    return min(0.0, max(LOGPROB_FLOOR, float(values[token]) - total))

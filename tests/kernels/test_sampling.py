@@ -1,0 +1,285 @@
+"""Every processor against its slow definition, and the law as a whole."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verdraft.kernels.noise import gumbel_row
+from verdraft.kernels.sampling import (
+    AllTokensMasked,
+    BadLogits,
+    LogitParams,
+    Row,
+    TokenHistory,
+    argmax_rows,
+    choose_token,
+    kept_tokens,
+    nan_rows,
+    processed,
+    row_logprobs,
+)
+
+NONE = TokenHistory(LogitParams())
+
+
+def row_of(values: Sequence[float]) -> Row:
+    return np.array(values, np.float32)
+
+
+def history_of(params: LogitParams, prompt: Sequence[int], output: Sequence[int]) -> TokenHistory:
+    history = TokenHistory(params, prompt)
+    for token in output:
+        history.push(token)
+    return history
+
+
+def random_row(seed: int, vocab_size: int = 300, spread: float = 3.0) -> Row:
+    """Rounded, so that ties happen."""
+    values = np.random.default_rng(seed).normal(0, spread, vocab_size)
+    return values.round(1).astype(np.float32)
+
+
+def slow_kept(scores: Sequence[float], params: LogitParams) -> list[int]:
+    """The definition: sort by (likelier first, lower id first), cut three times."""
+    order = sorted((i for i in range(len(scores)) if scores[i] > -math.inf), key=lambda i: (-scores[i], i))
+    if params.top_k > 0:
+        order = order[: params.top_k]
+    if params.top_p < 1.0:
+        weights = [math.exp(scores[i]) for i in order]
+        mass = 0.0
+        for n, weight in enumerate(weights):
+            mass += weight
+            if mass >= params.top_p * sum(weights):
+                order = order[: n + 1]
+                break
+    if params.min_p > 0.0:
+        order = [i for i in order if math.exp(scores[i]) >= params.min_p]
+    return sorted(order)
+
+
+def scores_of(row: Row, temperature: float = 1.0) -> np.ndarray:
+    return (row.astype(np.float64) - float(row.max())) / temperature
+
+
+rows = st.builds(random_row, st.integers(0, 10**6), st.sampled_from([1, 2, 7, 300, 2000]), st.sampled_from([0.1, 3.0]))
+
+
+@given(
+    rows,
+    st.sampled_from([0, 1, 2, 5, 50, 10**6]),
+    st.sampled_from([1.0, 0.999, 0.9, 0.51, 0.013, 1e-9]),
+    st.sampled_from([0.0, 0.0123, 0.3, 1.0]),
+    st.sampled_from([0.31, 1.0, 2.0]),
+)
+def test_filters_keep_what_the_definition_keeps(
+    row: Row, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
+    params = LogitParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
+    scores = scores_of(row, temperature)
+    assert kept_tokens(scores, params).tolist() == slow_kept(scores.tolist(), params)
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        (LogitParams(), [0, 1, 2, 3]),
+        (LogitParams(top_k=2), [1, 2]),  # 2 and 3 are equal: the lower id stays
+        (LogitParams(top_p=0.5), [1, 2]),
+        (LogitParams(top_p=0.1), [1]),
+        (LogitParams(min_p=0.2), [1, 2, 3]),
+        (LogitParams(min_p=1.0), [1]),
+    ],
+)
+def test_filters_by_hand(params: LogitParams, kept: list[int]) -> None:
+    scores = np.log(np.array([0.05, 0.45, 0.25, 0.25])) - math.log(0.45)
+    assert kept_tokens(scores, params).tolist() == kept
+
+
+@given(
+    rows,
+    st.lists(st.integers(0, 299), max_size=30),
+    st.lists(st.integers(0, 299), max_size=30),
+    st.sampled_from([1.0, 1.3, 0.7]),
+    st.sampled_from([0.0, 1.5, -2.0]),
+    st.sampled_from([0.0, 0.4, -2.0]),
+)
+def test_penalties_follow_their_definition(
+    row: Row, prompt: list[int], output: list[int], repetition: float, presence: float, frequency: float
+) -> None:
+    prompt = [t % row.size for t in prompt]
+    output = [t % row.size for t in output]
+    params = LogitParams(repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency)
+    expected = [float(x) for x in row]
+    for token in set(prompt + output):
+        value = expected[token]
+        expected[token] = value / repetition if value > 0 else value * repetition
+    for token, count in Counter(output).items():
+        expected[token] = expected[token] - presence - frequency * count
+    assert processed(row, params, history_of(params, prompt, output)).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_bias_comes_after_penalties_and_masks_after_bias() -> None:
+    params = LogitParams(repetition_penalty=2.0, logit_bias={0: 10.0, 1: 100.0, 2: 100.0})
+    history = history_of(params, [0], [])
+    mask = np.array([True, True, False, True])
+    logits = processed(row_of([4, 0, 0, 1]), params, history, banned=[1], mask=mask)
+    assert logits.tolist() == [12.0, -math.inf, -math.inf, 1.0]
+
+
+def test_the_row_is_not_modified() -> None:
+    row = random_row(1)
+    before = row.copy()
+    params = LogitParams(
+        repetition_penalty=1.5,
+        presence_penalty=1,
+        frequency_penalty=1,
+        logit_bias={3: 5.0},
+        top_k=9,
+        top_p=0.9,
+        min_p=0.1,
+    )
+    choose_token(row, params, history_of(params, [1, 2], [3]), [4], 1, 0, 0, np.arange(row.size) % 2 == 0)
+    assert np.array_equal(row, before)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=200), st.lists(st.integers(0, 40), max_size=40))
+def test_history_is_a_stack_of_counts(operations: list[tuple[bool, int]], prompt: list[int]) -> None:
+    params = LogitParams(repetition_penalty=1.1)
+    history = TokenHistory(params, prompt)
+    stack: list[int] = []
+    for is_push, token in operations:
+        if is_push:
+            history.push(token)
+            stack.append(token)
+        elif stack:
+            history.pop()
+            stack.pop()
+    counts = dict(zip(history.ids.tolist(), history.counts.tolist(), strict=True))
+    assert counts == {token: stack.count(token) for token in {*prompt, *stack}}
+
+
+def test_history_costs_nothing_without_penalties() -> None:
+    history = history_of(LogitParams(), [1, 2, 3], [4, 5])
+    history.pop()
+    assert history.ids.size == 0
+
+
+def slow_choice(row: Row, params: LogitParams, seed: int, choice: int, position: int) -> int:
+    """All tokens get noise; nothing is pruned."""
+    scores = scores_of(row, params.temperature)
+    kept = slow_kept(scores.tolist(), params)
+    noisy = scores + gumbel_row(seed, choice, position, row.size)
+    return max(kept, key=lambda i: (noisy[i], -i))
+
+
+@settings(max_examples=200)
+@given(
+    rows,
+    st.sampled_from([0.05, 0.7, 1.0, 2.0]),
+    st.sampled_from([0, 20]),
+    st.sampled_from([1.0, 0.8]),
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 127),
+    st.integers(0, 10**6),
+)
+def test_pruning_never_changes_the_token(
+    row: Row, temperature: float, top_k: int, top_p: float, seed: int, choice: int, position: int
+) -> None:
+    params = LogitParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    chosen = choose_token(row, params, NONE, None, seed, choice, position)
+    assert chosen == slow_choice(row, params, seed, choice, position)
+
+
+def test_a_wide_row_is_pruned_and_still_right() -> None:
+    row = random_row(5, 20_000, spread=12.0)
+    params = LogitParams(temperature=1.3)
+    for position in range(20):
+        assert choose_token(row, params, NONE, None, 9, 0, position) == slow_choice(row, params, 9, 0, position)
+
+
+def chi_square(choose: Callable[[int], int], probs: Sequence[float], num_draws: int) -> float:
+    counts = Counter(choose(i) for i in range(num_draws))
+    assert all(probs[token] > 0 for token in counts)
+    return sum((counts[i] - p * num_draws) ** 2 / (p * num_draws) for i, p in enumerate(probs) if p > 0)
+
+
+def test_tokens_follow_the_distribution_over_positions_and_over_seeds() -> None:
+    """14.86 is the 99.5 % point of chi-square with 4 degrees of freedom; seeds are fixed."""
+    probs = [0.5, 0.2, 0.2, 0.09, 0.01]
+    row = row_of(np.log(probs).tolist())
+    params = LogitParams()
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, 3, 0, i), probs, 5000) < 14.86
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, i, 0, 0), probs, 5000) < 14.86
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, 3, i, 0), probs, 5000) < 14.86
+
+
+def test_filtered_tokens_follow_the_renormalised_distribution() -> None:
+    row = row_of(np.log([0.5, 0.2, 0.2, 0.09, 0.01]).tolist())
+    params = LogitParams(top_k=4, top_p=0.8, temperature=1.0)
+    probs = [5 / 9, 2 / 9, 2 / 9, 0.0, 0.0]
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, 11, 0, i), probs, 5000) < 14.86
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 5e-324])
+def test_no_and_tiny_temperatures_take_the_lowest_of_the_best(temperature: float) -> None:
+    params = LogitParams(temperature=temperature, top_k=1, top_p=0.1, min_p=1.0)
+    assert choose_token(row_of([1, 3, 3, 2]), params, NONE, None, 1, 0, 0) == 1
+
+
+def test_extreme_penalties_stay_numbers() -> None:
+    params = LogitParams(temperature=0.0, repetition_penalty=1e-308)
+    assert choose_token(row_of([9.0, 1.0, 3.0]), params, history_of(params, [1, 2], []), None, 1, 0, 0) == 1
+    params = LogitParams(temperature=1.0, repetition_penalty=1e308)
+    history = history_of(params, [0, 1, 2], [])
+    assert choose_token(row_of([-9.0, -1.0, -3.0]), params, history, None, 1, 0, 0) in {0, 1, 2}
+
+
+def test_everything_masked_is_an_error() -> None:
+    row = row_of([1, 2, 3])
+    with pytest.raises(AllTokensMasked, match="masked"):
+        choose_token(row, LogitParams(), NONE, [0, 1, 2], 1, 0, 0)
+    with pytest.raises(AllTokensMasked):
+        choose_token(row, LogitParams(temperature=0), NONE, [1], 1, 0, 0, np.array([False, True, False]))
+
+
+@pytest.mark.parametrize("bad", [[1, math.nan, 3], [1, math.inf, 3], [-math.inf] * 3])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_bad_rows_are_an_error(bad: list[float], temperature: float) -> None:
+    with pytest.raises(BadLogits):
+        choose_token(row_of(bad), LogitParams(temperature=temperature), NONE, None, 1, 0, 0)
+    with pytest.raises(BadLogits):
+        row_logprobs(row_of(bad), 0, 1)
+
+
+def test_a_batch_is_greedy_at_once_and_shows_bad_rows() -> None:
+    logits = np.array([[1, 5, 5], [7, 2, 1], [math.nan, 1, 2], [math.inf, 1, 2], [-math.inf, 1, 2]], np.float32)
+    assert argmax_rows(logits)[[0, 1, 4]].tolist() == [1, 0, 2]
+    assert nan_rows(logits).tolist() == [False, False, True, True, False]
+
+
+def test_plain_greedy_is_said_only_where_the_argmax_is_the_law() -> None:
+    assert LogitParams(temperature=0, top_k=5, top_p=0.5, min_p=0.5).plain_greedy
+    assert not LogitParams().plain_greedy
+    assert not LogitParams(temperature=0, logit_bias={1: 1.0}).plain_greedy
+    assert not LogitParams(temperature=0, frequency_penalty=0.1).plain_greedy
+    assert not LogitParams(temperature=0, repetition_penalty=0.9).plain_greedy
+
+
+@given(rows, st.integers(0, 20), st.integers(0, 10**6))
+def test_logprobs_are_the_log_softmax(row: Row, top: int, chosen: int) -> None:
+    chosen %= row.size
+    total = math.log(math.fsum(math.exp(x) for x in row.tolist()))
+    logprob, pairs = row_logprobs(row, chosen, top)
+    assert logprob == pytest.approx(float(row[chosen]) - total, abs=1e-9)
+    assert [token for token, _ in pairs] == sorted(range(row.size), key=lambda i: (-row[i], i))[:top]
+    assert [value for _, value in pairs] == pytest.approx([float(row[token]) - total for token, _ in pairs], abs=1e-9)
+
+
+def test_logprobs_have_a_floor_and_never_exceed_zero() -> None:
+    assert row_logprobs(row_of([0, -math.inf]), 1, 2) == (-9999.0, [(0, 0.0), (1, -9999.0)])
+    assert row_logprobs(row_of([30_000, 0]), 1, 0) == (-9999.0, [])
