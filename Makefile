@@ -1,0 +1,50 @@
+# `make serve` answers on http://127.0.0.1:8000/v1 with the demo model; `make test` is what CI runs.
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+# A folder of JSONL prompts (bench, soak) and the folder of the black-box HTTP suite (conformance).
+DATA ?= $(VERDRAFT_DATA)
+CONFORMANCE ?= shared/conformance
+
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: serve test check wheel bench conformance soak clean
+
+serve: $(READY)
+	$(BIN)/verdraft serve --host $(HOST) --port $(PORT) $(ARGS)
+
+test: check
+	$(BIN)/pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python tests/sizes.py
+	$(BIN)/pytest -q tests/test_layers.py
+
+wheel: $(READY)
+	$(BIN)/python -m build
+
+bench: $(READY)
+	$(BIN)/python -m verdraft.bench.load --data "$(DATA)" --baseline $(ARGS)
+
+soak: $(READY)
+	$(BIN)/python -m verdraft.bench.soak --data "$(DATA)" $(ARGS)
+
+conformance: $(READY)
+	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)
+
+clean:
+	rm -rf .venv build dist src/verdraft.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and alone: the pinned version is then found by one rule, before anything else can pull another.
+# For a machine without a GPU, point pip's PIP_EXTRA_INDEX_URL at PyTorch's own index of CPU wheels (much smaller).
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
