@@ -35,6 +35,13 @@ class Fault:
     seconds: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class Group:
+    """What one submission's sequences share: the queue counts it once until any of them starts."""
+
+    started: bool = False
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """What a caller submits. `noise_key` with the position decides all randomness (DESIGN section 3)."""
@@ -49,5 +56,6 @@ class Request:
     priority: int = 0
     stop: StopCheck = field(default_factory=NeverStop)
     fault: Fault | None = None
+    group: Group = field(default_factory=Group)
     arrived: float = field(default_factory=time.monotonic)
     stats: SpecStats = field(default_factory=SpecStats)

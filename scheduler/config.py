@@ -1,0 +1,30 @@
+"""The engine's settings, resolved: every number is final here, defaults and limits are the server's business."""
+
+from dataclasses import dataclass
+
+from verdraft.scheduler.request import Mode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Sizes are in tokens unless the name says otherwise."""
+
+    max_model_len: int
+    num_blocks: int  # blocks in the KV pool
+    block_size: int = 16
+    max_num_seqs: int = 16  # sequences decoded together
+    max_queue: int = 256  # submissions waiting beyond those
+    max_batch_tokens: int = 128  # tokens in one step: decodes, drafts and prefill chunks together
+    max_draft_len: int = 16
+    speculation: Mode = "suffix"  # what "auto" means
+    suffix_store_tokens: int = 1_000_000
+    eos_token_ids: frozenset[int] = frozenset()
+
+    @property
+    def max_prompt_len(self) -> int:
+        """The longest prompt that leaves room for one token in the context and in the pool."""
+        return min(self.max_model_len, self.num_blocks * self.block_size) - 1
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` slots."""
+        return -(-num_tokens // self.block_size)

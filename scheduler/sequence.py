@@ -1,0 +1,91 @@
+"""A request while the engine works on it: its tokens, how far each segment has computed them, its blocks, its draft.
+
+tokens:     prompt ............ output ....... | draft
+computed:   <---- KV valid ---->
+owed:                           <------------------->   what the next pass takes (DESIGN section 4)
+"""
+
+import secrets
+from dataclasses import dataclass, field
+
+from verdraft.kernels.sampling import TokenHistory
+from verdraft.scheduler.blocks import chain_key, root_key
+from verdraft.scheduler.outputs import Summary, Timing, TokenLogprobs
+from verdraft.scheduler.request import Request
+from verdraft.spec.draft import EMPTY, Draft, Drafter
+
+# One step of priority outranks this many seconds of waiting, so that nobody waits for ever.
+PRIORITY_SECONDS = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one live request. Only commit and the scheduler change it."""
+
+    request: Request
+    order: int  # submission order, the tie-breaker of equal ranks
+    drafter: Drafter
+    num_segments: int
+    max_len: int  # prompt and output together
+    leader: "Sequence | None" = None  # the first choice of the same prompt, whose prefix this one will reuse
+    tokens: list[int] = field(init=False)
+    num_prompt: int = field(init=False)
+    seed: int = field(init=False)
+    history: TokenHistory = field(init=False)
+    computed: list[int] = field(init=False)
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(init=False)  # keys[i + 1] is the key of block i; only committed blocks have one
+    num_remembered: int = 0
+    draft: Draft = EMPTY
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cached_tokens: int | None = None
+    finished: bool = False
+    fault_fired: bool = False
+    scheduled_at: float | None = None
+    first_token_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt)
+        self.num_prompt = len(self.tokens)
+        params = self.request.params
+        self.seed = secrets.randbits(63) if params.seed is None else params.seed
+        self.history = TokenHistory(params, self.tokens)
+        self.computed = [0] * self.num_segments
+        self.keys = [root_key(self.request.cache_salt)]
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Smaller goes first."""
+        return (self.request.arrived + PRIORITY_SECONDS * self.request.priority, self.order)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def owed(self) -> int:
+        """Tokens whose KV the full model still lacks, without the draft."""
+        return len(self.tokens) - self.computed[-1]
+
+    @property
+    def decoding(self) -> bool:
+        """Only the newest token is missing, so one pass yields the next."""
+        return self.owed == 1 and self.num_output > 0
+
+    def block_keys(self, block_size: int, limit: int) -> list[bytes]:
+        """Keys of the first `limit` full blocks of the tokens; computed once per block."""
+        while len(self.keys) <= limit:
+            start = (len(self.keys) - 1) * block_size
+            self.keys.append(chain_key(self.keys[-1], self.tokens[start : start + block_size]))
+        return self.keys[1 : limit + 1]
+
+    def rewind(self) -> None:
+        """Forget all KV: the blocks are gone, everything will be computed again (preemption by recomputation)."""
+        self.blocks = []
+        self.computed = [0] * self.num_segments
+        self.num_remembered = 0
+        self.draft = EMPTY
+
+    def summary(self, now: float) -> Summary:
+        timing = Timing(self.request.arrived, self.scheduled_at, self.first_token_at, now)
+        return Summary(self.cached_tokens or 0, self.num_output, self.request.stats, timing)

@@ -1,0 +1,130 @@
+"""Verification: logits of a pass become the tokens that the law asks for, and a draft is accepted as far as it agrees.
+
+Reads sequences, changes none: what it returns is applied by commit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verdraft.kernels.sampling import BadLogits, argmax_rows, choose_token, nan_rows, row_logprobs
+from verdraft.scheduler.outputs import TokenLogprobs
+from verdraft.scheduler.plan import Work
+from verdraft.scheduler.sequence import Sequence
+from verdraft.spec.acceptance import verify
+
+Rows = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a pass found out about one sequence. `tokens` are the accepted ones and one recovered or bonus token."""
+
+    work: Work
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The pass over this sequence went wrong; `code` is an error code of the HTTP contract."""
+
+    work: Work
+    code: str
+
+
+def rows_wanted(work: Work) -> int:
+    """How many of the pass's last tokens need logits: all with prompt logprobs, else those that decide tokens."""
+    if work.seq.request.params.prompt_logprobs is not None and work.start < work.seq.num_prompt:
+        return work.num_tokens
+    return len(work.draft.tokens) + 1 if work.yields and _generates(work.seq) else 0
+
+
+def _generates(seq: Sequence) -> bool:
+    return seq.request.params.max_tokens != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Applies DESIGN section 3 to one batch. `eos` are the model's end tokens, ascending."""
+
+    eos: tuple[int, ...]
+
+    def verify(self, plan: list[Work], logits: Rows) -> list[Verified]:
+        """`logits` [R, V] holds rows_wanted(work) rows for each work, in order. Raises BadLogits for NaN rows."""
+        if nan_rows(logits).any():
+            raise BadLogits("a row of logits is not finite")
+        best = argmax_rows(logits)
+        return [
+            self._verify_one(work, logits[rows], best[rows])
+            for work, rows in zip(plan, _slices([rows_wanted(work) for work in plan]), strict=True)
+        ]
+
+    def _verify_one(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> Verified:
+        scored = _score_prompt(work, logits)
+        if not work.yields or not _generates(work.seq):
+            return Verified(work, prompt_logprobs=scored)
+        num = len(work.draft.tokens) + 1
+        tokens = _Choice(work, logits[-num:], best[-num:], self.eos).accept()
+        return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The law's token after each prefix of one draft; row j belongs to draft.tokens[:j]."""
+
+    work: Work
+    logits: Rows
+    best: NDArray[np.int64]
+    eos: tuple[int, ...]
+
+    def accept(self) -> list[int]:
+        history = self.work.seq.history
+        tokens = verify(self.work.draft, self._target)
+        for _ in tokens[:-1]:
+            history.pop()
+        return tokens
+
+    def _target(self, j: int) -> int:
+        """Called for j = 0, 1, ... as long as the draft agrees, so its earlier tokens belong into the history."""
+        seq = self.work.seq
+        if j:
+            seq.history.push(self.work.draft.tokens[j - 1])
+        params = seq.request.params
+        position = seq.num_output + j
+        banned = sorted({*self.eos, *params.stop_token_ids}) if position < params.min_tokens else None
+        if params.plain_greedy and banned is None:
+            return int(self.best[j])
+        choice = seq.request.choice
+        return choose_token(self.logits[j], params, seq.history, banned, seq.seed, choice, position)
+
+
+def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLogprobs, ...]:
+    top = work.seq.request.params.logprobs
+    if top is None:
+        return ()
+    return tuple(_score(row, token, top) for row, token in zip(logits, tokens, strict=False))
+
+
+def _score_prompt(work: Work, logits: Rows) -> tuple[TokenLogprobs, ...]:
+    """The row at position i scores prompt token i + 1."""
+    seq, top = work.seq, work.seq.request.params.prompt_logprobs
+    if top is None:
+        return ()
+    targets = seq.tokens[work.start + 1 : min(work.start + work.num_tokens + 1, seq.num_prompt)]
+    return tuple(_score(row, token, top) for row, token in zip(logits, targets, strict=False))
+
+
+def _score(row: Rows, token: int, top: int) -> TokenLogprobs:
+    logprob, best = row_logprobs(row, token, top)
+    return TokenLogprobs(logprob, tuple(best))
+
+
+def _slices(counts: list[int]) -> Iterator[slice]:
+    start = 0
+    for count in counts:
+        yield slice(start, start + count)
+        start += count
