@@ -1,0 +1,116 @@
+"""One transformer layer and the ways a token gets its position. Weights are packed already; no file is known here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from verdraft.kernels.base import Batch, Kernels, LayerKV
+
+Norm: TypeAlias = Callable[[Tensor], Tensor]
+Rotate: TypeAlias = Callable[[Tensor, Tensor], None]  # q [T, heads, dim] and k [T, kv_heads, dim], in place
+Prepare: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # q, k before rotation
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """How a fused projection splits into query, key and value heads."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [T, (heads + 2 kv_heads) * dim]
+        """q [T, heads, dim], k and v [T, kv_heads, dim], contiguous as kernels want them (free for one token)."""
+        rows = qkv.view(qkv.shape[0], -1, self.head_dim)
+        q, k, v = rows.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
+        return q.contiguous(), k.contiguous(), v.contiguous()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """Attention and MLP, each behind a norm and added to the residual stream."""
+
+    kernels: Kernels
+    heads: Heads
+    attention_norm: Norm
+    qkv: Any  # packed
+    prepare: Prepare  # the per-head norms of Qwen3, or nothing
+    output: Any  # packed
+    mlp_norm: Norm
+    up: Any  # packed; [gate | up] for SwiGLU
+    activation: Callable[[Tensor], Tensor]
+    down: Any  # packed
+
+    def __call__(self, hidden: Tensor, batch: Batch, layer_kv: LayerKV, rotate: Rotate) -> Tensor:  # [T, hidden]
+        """The residual stream behind this layer; `hidden` itself is left as it was."""
+        linear = self.kernels.linear
+        attended = self._attend(linear(self.attention_norm(hidden), self.qkv), batch, layer_kv, rotate)
+        hidden = linear(attended, self.output).add_(hidden)
+        inner = self.activation(linear(self.mlp_norm(hidden), self.up))
+        return linear(inner, self.down).add_(hidden)
+
+    def _attend(self, qkv: Tensor, batch: Batch, layer_kv: LayerKV, rotate: Rotate) -> Tensor:  # [T, heads * dim]
+        q, k, v = self.heads.split(qkv)
+        q, k = self.prepare(q, k)
+        rotate(q, k)
+        self.kernels.write(k, v, layer_kv, batch.slots)
+        attended = self.kernels.attend(q, layer_kv, batch, self.heads.head_dim**-0.5)
+        return attended.view(attended.shape[0], -1)
+
+
+class Positions(Protocol):
+    """How tokens get their positions: rotation in every layer, or vectors added to the embedding."""
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        """hidden [T, hidden] with what the model adds for positions [T]."""
+        ...
+
+    def rotation(self, positions: Tensor) -> Rotate:
+        """The rotation at positions [T], prepared once for all layers of a pass."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryPositions:
+    """Rope; cos and sin are tables [max_model_len, dim / 2] float32."""
+
+    kernels: Kernels
+    cos: Tensor
+    sin: Tensor
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden
+
+    def rotation(self, positions: Tensor) -> Rotate:
+        return partial(self.kernels.rope, cos=self.cos[positions], sin=self.sin[positions])
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """OPT: a trained vector per position; the first two rows of its table belong to no position."""
+
+    table: Tensor  # [2 + max_model_len, hidden]
+
+    def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
+        return hidden + F.embedding(positions + 2, self.table)
+
+    def rotation(self, positions: Tensor) -> Rotate:
+        return _leave
+
+
+def _leave(q: Tensor, k: Tensor) -> None:
+    """No rotation."""
+
+
+def no_head_norm(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys as they are."""
+    return q, k
+
+
+def head_norms(q_norm: Norm, k_norm: Norm) -> Prepare:
+    """Norms over every head of queries and keys."""
+    return lambda q, k: (q_norm(q), k_norm(k))

@@ -1,0 +1,138 @@
+"""A folder in Hugging Face format becomes a Transformer: names and shapes of tensors, fused and packed."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verdraft.kernels.base import Kernels
+from verdraft.model.config import ModelConfig, read_config
+from verdraft.model.layers import Heads, Layer, LearnedPositions, Norm, RotaryPositions, head_norms, no_head_norm
+from verdraft.model.rope import inverse_frequencies, rope_tables
+from verdraft.model.transformer import Transformer
+from verdraft.model.weights import Weights, open_weights
+
+
+def load_model(path: Path, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Transformer:
+    """Load a folder in Hugging Face format. Raises ModelError for anything missing, damaged or unsupported."""
+    config = read_config(path)
+    with torch.inference_mode(), open_weights(path, dtype, device) as weights:
+        loader = _OptLoader if config.family == "opt" else _LlamaLoader
+        return loader(config, kernels, weights, device).load()
+
+
+class _LlamaLoader:
+    """Llama and those that name their tensors as Llama does."""
+
+    prefix = "model"
+    final = "model.norm"
+
+    def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights, device: torch.device) -> None:
+        self.config = config
+        self.kernels = kernels
+        self.weights = weights
+        self.device = device
+
+    def load(self) -> Transformer:
+        config = self.config
+        embedding = self.weights.take(f"{self.prefix}.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        return Transformer(
+            config=config,
+            kernels=self.kernels,
+            embedding=embedding,
+            positions=self.positions(),
+            layers=tuple(self.layer(f"{self.prefix}.layers.{index}") for index in range(config.num_layers)),
+            final_norm=self.norm(self.final, config.hidden_size),
+            head=self.kernels.pack(embedding) if config.tied_head else self.packed(["lm_head"], [config.vocab_size]),
+        )
+
+    def positions(self) -> RotaryPositions | LearnedPositions:
+        config = self.config
+        inverse = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        cos, sin = rope_tables(inverse, config.max_model_len)
+        return RotaryPositions(self.kernels, cos.to(self.device), sin.to(self.device))
+
+    def layer(self, prefix: str) -> Layer:
+        config, attention, mlp = self.config, f"{prefix}.self_attn", f"{prefix}.mlp"
+        inner = config.intermediate_size
+        return Layer(
+            kernels=self.kernels,
+            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+            attention_norm=self.norm(f"{prefix}.input_layernorm", config.hidden_size),
+            qkv=self.qkv(attention),
+            prepare=self.head_norms(attention),
+            output=self.output(f"{attention}.o_proj"),
+            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
+            up=self.packed([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], bias=config.mlp_bias),
+            activation=self.kernels.silu_mul,
+            down=self.packed([f"{mlp}.down_proj"], [config.hidden_size], inner, config.mlp_bias),
+        )
+
+    def qkv(self, attention: str) -> Any:
+        config = self.config
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        names = [f"{attention}.{part}_proj" for part in "qkv"]
+        return self.packed(names, [queries, keys, keys], bias=config.qkv_bias)
+
+    def output(self, name: str) -> Any:
+        config = self.config
+        return self.packed([name], [config.hidden_size], config.num_heads * config.head_dim, config.output_bias)
+
+    def head_norms(self, attention: str) -> Any:
+        if self.config.family != "qwen3":
+            return no_head_norm
+        dim = self.config.head_dim
+        return head_norms(self.norm(f"{attention}.q_norm", dim), self.norm(f"{attention}.k_norm", dim))
+
+    def norm(self, name: str, size: int) -> Norm:
+        weight = self.weights.take(f"{name}.weight", size)
+        return partial(self.kernels.rms_norm, weight=weight, eps=self.config.norm_eps)
+
+    def packed(self, names: Sequence[str], rows: Sequence[int], columns: int | None = None, bias: bool = False) -> Any:
+        """The weights of `names`, stacked along their outputs (`rows` each), packed for `linear`."""
+        columns = columns or self.config.hidden_size
+        weight = _stack([self.weights.take(f"{name}.weight", n, columns) for name, n in zip(names, rows, strict=True)])
+        if not bias:
+            return self.kernels.pack(weight)
+        biases = [self.weights.take(f"{name}.bias", n) for name, n in zip(names, rows, strict=True)]
+        return self.kernels.pack(weight, _stack(biases))
+
+
+class _OptLoader(_LlamaLoader):
+    """OPT: LayerNorm with biases, learned positions, ReLU."""
+
+    prefix = "model.decoder"
+    final = "model.decoder.final_layer_norm"
+
+    def positions(self) -> LearnedPositions:
+        rows = self.config.max_model_len + 2
+        return LearnedPositions(
+            self.weights.take(f"{self.prefix}.embed_positions.weight", rows, self.config.hidden_size)
+        )
+
+    def layer(self, prefix: str) -> Layer:
+        config, attention = self.config, f"{prefix}.self_attn"
+        inner = config.intermediate_size
+        return Layer(
+            kernels=self.kernels,
+            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+            attention_norm=self.norm(f"{prefix}.self_attn_layer_norm", config.hidden_size),
+            qkv=self.qkv(attention),
+            prepare=no_head_norm,
+            output=self.output(f"{attention}.out_proj"),
+            mlp_norm=self.norm(f"{prefix}.final_layer_norm", config.hidden_size),
+            up=self.packed([f"{prefix}.fc1"], [inner], bias=config.mlp_bias),
+            activation=torch.relu_,
+            down=self.packed([f"{prefix}.fc2"], [config.hidden_size], inner, config.mlp_bias),
+        )
+
+    def norm(self, name: str, size: int) -> Norm:
+        weight, bias = (self.weights.take(f"{name}.{part}", size) for part in ("weight", "bias"))
+        return partial(self.kernels.layer_norm, weight=weight, bias=bias, eps=self.config.norm_eps)
+
+
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

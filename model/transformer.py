@@ -1,0 +1,64 @@
+"""The model: embedding, one forward over a range of layers, head. Knows tokens, pages and nothing of requests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verdraft.kernels.base import Batch, Kernels, LayerKV
+from verdraft.model.config import ModelConfig
+from verdraft.model.layers import Layer, Norm, Positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """A decoder-only language model; made by `load_model`. The caller sets torch.inference_mode."""
+
+    config: ModelConfig
+    kernels: Kernels
+    embedding: Tensor  # [vocab, hidden]
+    positions: Positions
+    layers: Sequence[Layer]
+    final_norm: Norm
+    head: Any  # packed [vocab, hidden]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token's K and V take in the pool, all layers together."""
+        config = self.config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+
+    def new_pool(self, num_blocks: int, block_size: int) -> Sequence[LayerKV]:
+        """A KV pool of `num_blocks` pages of `block_size` tokens: one entry per layer."""
+        config = self.config
+        return self.kernels.pool(
+            config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim, self.dtype, self.device
+        )
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:  # [T] int64, [T] int64 -> [T, hidden]
+        """The residual stream before layer 0."""
+        return self.positions.embed(F.embedding(tokens, self.embedding), positions)
+
+    def forward(
+        self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int
+    ) -> Tensor:  # [T, hidden] -> [T, hidden]
+        """Run layers [first, last) and write their KV; both ends are the plain residual stream (DESIGN section 4)."""
+        rotate = self.positions.rotation(batch.positions)
+        for index in range(first, last):
+            hidden = self.layers[index](hidden, batch, pool[index], rotate)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:  # [R, hidden] -> [R, vocab] float32
+        """Final norm and head, on the residual stream behind the last layer."""
+        return self.kernels.linear(self.final_norm(hidden), self.head).float()

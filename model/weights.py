@@ -1,0 +1,71 @@
+"""Tensors of a Hugging Face folder's safetensors files, mapped and converted one at a time. Knows no layer."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from verdraft.model.errors import ModelError
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Weights:
+    """Named tensors of a checkpoint; made by `open_weights`, valid inside its `with`."""
+
+    def __init__(self, files: Mapping[Path, Any], dtype: torch.dtype, device: torch.device) -> None:
+        self._file_of = {name: file for file, handle in files.items() for name in handle.keys()}  # noqa: SIM118
+        self._files = files
+        self._dtype = dtype
+        self._device = device
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """One tensor in the model's float type, on its device.
+
+        Raises ModelError when it is missing, has another shape than `shape`, or holds no floats.
+        """
+        file = self._file_of.get(name)
+        if file is None:
+            raise ModelError(f"the tensor {name!r} is missing from {self._folder()}")
+        found = tuple(self._files[file].get_slice(name).get_shape())
+        if found != shape:
+            raise ModelError(f"{file}: the tensor {name!r} has the shape {found}, expected {shape}")
+        tensor: Tensor = self._files[file].get_tensor(name)
+        if tensor.dtype not in _FLOATS:
+            raise ModelError(f"{file}: the tensor {name!r} holds {tensor.dtype}, expected floats (quantised weights?)")
+        return tensor.to(device=self._device, dtype=self._dtype)
+
+    def _folder(self) -> str:
+        return str(next(iter(self._files)).parent)
+
+
+@contextmanager
+def open_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> Iterator[Weights]:
+    """Map the single file or all shards of a folder. Raises ModelError for missing or damaged files."""
+    with ExitStack() as stack:
+        yield Weights({file: stack.enter_context(_open(file)) for file in _shards(folder)}, dtype, device)
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(str(file), framework="pt")
+    except FileNotFoundError as error:
+        raise ModelError(f"the weights file {file} is missing") from error
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} is damaged or cut short: {error}") from error
+
+
+def _shards(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [single]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index} is not an index of safetensors files") from error
+    return [folder / name for name in names]

@@ -1,0 +1,67 @@
+"""Models that every folder's tests may use: tiny random ones, and the demo model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.utils import logging as transformers_logging
+
+from verdraft.model.demo import demo_model
+
+TINY: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+TINY_ROPE: dict[str, Any] = {**TINY, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
+
+TinyModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    """tiny_model("Llama", **config): a folder with a random model of transformers' own class, tiny unless told."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+
+    def build(family: str, max_shard_size: str = "1GB", **options: Any) -> Path:
+        config_class = getattr(transformers, f"{family}Config")
+        config = config_class(**{**(TINY if family == "OPT" else TINY_ROPE), **options})
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        for name, parameter in model.named_parameters():  # zero biases and unit norms would hide mistakes
+            if parameter.ndim == 1:
+                torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name and "bias" not in name else 0.0, std=0.2)
+            else:
+                torch.nn.init.normal_(parameter, std=0.1)
+        folder = tmp_path_factory.mktemp(family.lower())
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        return folder
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_path(tiny_model: TinyModel) -> Path:
+    """2 layers, vocabulary 320, hidden 64, 4 heads over 2 KV heads of 32, context 512, EOS 2."""
+    return tiny_model("Llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3_path(tiny_model: TinyModel) -> Path:
+    """As tiny_llama_path, with the per-head norms of Qwen3."""
+    return tiny_model("Qwen3")
+
+
+@pytest.fixture(scope="session")
+def demo_path() -> Path:
+    """The demo model's folder; fetched when the user's cache lacks it. Mark the test `demo`."""
+    return demo_model(progress=False)
