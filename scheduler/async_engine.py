@@ -87,6 +87,7 @@ class AsyncEngine:
         self._streams: dict[Request, SequenceStream] = {}
         self._groups: dict[Group, int] = {}
         self._closed = threading.Event()
+        self._ended = False
         self._progress = time.monotonic()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -160,7 +161,7 @@ class AsyncEngine:
 
     def health(self) -> Health:
         """Whether the thread lives and, when it has work, makes steps."""
-        if self._loop is not None and not self._thread.is_alive():
+        if self._ended:
             return "dead"
         busy = bool(self._streams)
         return "stuck" if busy and time.monotonic() - self._progress > STUCK_SECONDS else "ok"
@@ -200,6 +201,7 @@ class AsyncEngine:
         except BaseException:
             logger.exception("the engine's thread has died")
         finally:
+            self._ended = True
             self._send([(request, TokenSlice(finish="error", error_code="engine_dead")) for request in self._streams])
 
     def _take_commands(self) -> list[Output]:

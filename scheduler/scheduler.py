@@ -78,7 +78,7 @@ class Scheduler:
         return leader.computed[-1] < shared
 
     def _fits(self, seq: Sequence) -> bool:
-        """Room for all known tokens beside what the running ones still need for theirs, so that admission never thrashes."""
+        """Room for all known tokens beside what the running ones still need for theirs: admission never thrashes."""
         if not self.running:
             return True
         promised = sum(self._missing_blocks(s, len(s.tokens)) for s in self.running)

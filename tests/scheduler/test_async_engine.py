@@ -1,0 +1,135 @@
+"""The bridge: streams end, closing one aborts it, bounds hold, a failing or frozen engine is reported."""
+
+import asyncio
+
+import pytest
+
+from verdraft.scheduler import async_engine
+from verdraft.scheduler.async_engine import AsyncEngine
+from verdraft.scheduler.errors import ContextTooLong, EngineDead, QueueFull
+from verdraft.scheduler.request import Fault
+
+PROMPT = [5, 6, 7, 8, 9]
+
+
+@pytest.fixture
+async def start(make_engine):
+    """Start async engines; all are closed afterwards."""
+    started = []
+
+    async def build(**fields):
+        bridge = AsyncEngine(make_engine(**fields))
+        await bridge.start()
+        started.append(bridge)
+        return bridge
+
+    yield build
+    for bridge in started:
+        await bridge.close()
+
+
+async def settled(bridge):
+    """Wait until the engine holds nothing."""
+    async with asyncio.timeout(10):
+        while bridge.engine.has_work or bridge.counters().kv_blocks_used:
+            await asyncio.sleep(0.001)
+
+
+async def test_choices_stream_side_by_side(start, make_request):
+    bridge = await start()
+    requests = [make_request(f"{i}", PROMPT, choice=i, max_tokens=10, ignore_eos=True) for i in range(3)]
+    streams = bridge.submit(requests)
+    slices = await asyncio.gather(*[_collect(stream) for stream in streams])
+    tokens = [[t for piece in each for t in piece.tokens] for each in slices]
+    assert [len(each) for each in tokens] == [10, 10, 10]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert all(each[-1].finish == "length" for each in slices)
+
+
+async def _collect(stream):
+    return [piece async for piece in stream]
+
+
+async def test_closing_a_stream_aborts_its_sequence(start, make_request):
+    bridge = await start()
+    (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=200, ignore_eos=True)])
+    async with stream:
+        await anext(stream)
+    await settled(bridge)
+    assert bridge.counters().aborted == 1
+    bridge.engine.check_integrity()
+
+
+async def test_abort_ends_the_stream_with_a_reason(start, make_request):
+    bridge = await start()
+    (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=200, ignore_eos=True)])
+    await anext(stream)
+    stream.abort()
+    assert (await _collect(stream))[-1].finish == "abort"
+    stream.abort()  # finished: nothing to do
+    assert bridge.counters().aborted == 1
+
+
+async def test_the_queue_counts_submissions_not_choices(start, make_request):
+    bridge = await start(max_num_seqs=1, max_queue=1)
+    frozen = make_request("busy", PROMPT, max_tokens=2, fault=Fault("freeze", seconds=0.5))
+    streams = bridge.submit([frozen])
+    while not bridge.counters().num_running:
+        await asyncio.sleep(0.001)
+    streams += bridge.submit([make_request(f"w{i}", PROMPT, choice=i, max_tokens=2) for i in range(3)])
+    with pytest.raises(QueueFull):
+        bridge.submit([make_request("x", PROMPT, max_tokens=2)])
+    for slices in await asyncio.gather(*[_collect(stream) for stream in streams]):
+        assert slices[-1].finish in ("stop", "length")
+
+
+async def test_a_prompt_that_cannot_fit_leaves_nothing_behind(start, make_request):
+    bridge = await start()
+    with pytest.raises(ContextTooLong):
+        bridge.submit([make_request("ok", PROMPT), make_request("big", [1] * 300)])
+    assert not bridge.engine.has_work
+    assert bridge.health() == "ok"
+
+
+async def test_a_frozen_engine_is_stuck_until_it_moves_again(start, make_request, monkeypatch):
+    monkeypatch.setattr(async_engine, "STUCK_SECONDS", 0.05)
+    bridge = await start()
+    (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=2, fault=Fault("freeze", seconds=0.4))])
+    await asyncio.sleep(0.2)
+    assert bridge.health() == "stuck"
+    await _collect(stream)
+    assert bridge.health() == "ok"
+
+
+async def test_an_error_outside_any_sequence_fails_the_step_and_no_more(start, make_request):
+    bridge = await start()
+    schedule = bridge.engine.scheduler.schedule
+    bridge.engine.scheduler.schedule = lambda: bridge.engine.scheduler.running and 1 / 0 or schedule()
+    (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=50, ignore_eos=True)])
+    slices = await _collect(stream)
+    assert (slices[-1].finish, slices[-1].error_code) == ("error", "internal_error")
+    bridge.engine.scheduler.schedule = schedule
+    (stream,) = bridge.submit([make_request("b", PROMPT, max_tokens=3, ignore_eos=True)])
+    assert (await _collect(stream))[-1].finish == "length"
+
+
+async def test_a_dead_engine_refuses_and_ends_its_streams(start, make_request):
+    bridge = await start()
+    (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=200, ignore_eos=True)])
+    await anext(stream)
+    bridge.engine.step = bridge.engine.fail_all = lambda: 1 / 0
+    assert (await _collect(stream))[-1].error_code == "engine_dead"
+    assert bridge.health() == "dead"
+    with pytest.raises(EngineDead):
+        bridge.submit([make_request("b", PROMPT)])
+
+
+async def test_caches_are_reset_between_steps(start, make_request):
+    bridge = await start()
+    cached = []
+    for _ in range(3):
+        (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=4, ignore_eos=True)])
+        cached.append((await _collect(stream))[-1].summary.cached_tokens)
+        if len(cached) == 2:
+            await bridge.reset_caches()
+    assert cached == [0, 4, 0]

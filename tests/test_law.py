@@ -1,0 +1,119 @@
+"""The law (DESIGN section 3) on real models: equal token ids whatever drafts, batches, chunks, pools and caches did.
+
+The reference is each request alone, without speculation, in one chunk, with a cold cache.
+"""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.load import load_model
+from verdraft.model.transformer import Transformer
+from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.engine import Engine
+from verdraft.scheduler.params import SamplingParams
+from verdraft.scheduler.request import Request
+
+Job = tuple[list[int], SamplingParams]
+MODES = ("off", "suffix", "auto", "prediction")
+
+
+def load(path: Path) -> Transformer:
+    cpu = torch.device("cpu")
+    return load_model(path, choose_kernels("cpu", cpu, torch.float32), torch.float32, cpu)
+
+
+def engine_for(model: Transformer, num_blocks: int, max_batch_tokens: int) -> Engine:
+    return Engine(
+        model,
+        EngineConfig(
+            max_model_len=512,
+            num_blocks=num_blocks,
+            block_size=16,
+            max_num_seqs=8,
+            max_batch_tokens=max_batch_tokens,
+            eos_token_ids=model.config.eos_token_ids,
+        ),
+    )
+
+
+def run(engine: Engine, jobs: Sequence[Job], mode: str, answers: Sequence[Sequence[int]], late: int) -> list[list[int]]:
+    """Outputs of all jobs; every `late` steps one more of them arrives (0: one after the other)."""
+    outputs: dict[str, list[int]] = {}
+    pending = [
+        Request(
+            id=str(i),
+            prompt=prompt,
+            params=params,
+            speculation="auto" if mode == "prediction" else mode,
+            prediction=tuple(answers[i]) if mode == "prediction" else (),
+        )
+        for i, (prompt, params) in enumerate(jobs)
+    ]
+    for step in itertools.count():
+        if pending and (not engine.has_work or (late and step % late == 0)):
+            engine.add(pending.pop(0))
+        if not engine.has_work:
+            break
+        for request, piece in engine.step():
+            outputs.setdefault(request.id, []).extend(piece.tokens)
+            assert piece.finish != "error"
+    engine.check_integrity()
+    return [outputs[str(i)] for i in range(len(jobs))]
+
+
+def check_law(model: Transformer, jobs: Sequence[Job], tiny_blocks: int) -> int:
+    """Run the whole matrix; the number of tokens compared."""
+    compared = 0
+    answers = run(engine_for(model, 256, 512), jobs, "off", (), late=0)
+    for late, chunk, blocks in itertools.product((0, 2), (24, 512), (tiny_blocks, 256)):
+        for mode in MODES:
+            engine = engine_for(model, blocks, chunk)
+            for cache in ("cold", "warm"):
+                found = run(engine, jobs, mode, answers, late)
+                assert found == answers, f"{mode=} {late=} {chunk=} {blocks=} {cache=}"
+                compared += sum(map(len, found))
+            if blocks == tiny_blocks and late and chunk == 512:
+                assert engine.counters().num_preemptions > 0
+    return compared
+
+
+def jobs_for(vocab: int, length: int, max_tokens: int) -> list[Job]:
+    """Greedy and seeded requests; some share a prefix, some repeat themselves so that suffix drafts are frequent."""
+    rnd = random.Random(0)
+    shared = [rnd.randrange(20, vocab) for _ in range(length)]
+    phrase = [rnd.randrange(20, vocab) for _ in range(6)]
+    jobs: list[Job] = []
+    for i in range(8):
+        prompt = shared[: 4 * i] + phrase * (1 + i % 4) + [rnd.randrange(20, vocab) for _ in range(i)]
+        greedy = i % 2 == 0
+        params = SamplingParams(
+            temperature=0.0 if greedy else 0.9,
+            top_p=1.0 if i < 5 else 0.9,
+            repetition_penalty=1.1 if i == 3 else 1.0,
+            frequency_penalty=0.3 if i == 6 else 0.0,
+            seed=i,
+            max_tokens=max_tokens,
+            ignore_eos=i % 3 == 0,
+            min_tokens=3,
+        )
+        jobs.append((prompt, params))
+    return jobs
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_tiny_models_keep_the_law(family: str, request: pytest.FixtureRequest) -> None:
+    model = load(request.getfixturevalue(f"tiny_{family}_path"))
+    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), tiny_blocks=14) > 5000
+
+
+@pytest.mark.demo
+@pytest.mark.timeout(600)
+def test_the_demo_model_keeps_the_law(demo_path: Path) -> None:
+    model = load(demo_path)
+    assert check_law(model, jobs_for(2000, 40, 12), tiny_blocks=14) > 2000
