@@ -82,7 +82,8 @@ class Fields:
 
     def require(self, name: str, only: object, default: object) -> None:
         """Refuse any value but the one that is implemented."""
-        if self.values.get(name, default) != only:
+        value = self.values.get(name)
+        if (default if value is None else value) != only:
             raise self.error(name, f"{only!r} (nothing else is supported)")
 
 
@@ -125,6 +126,8 @@ def _llama_like(family: Family, fields: Fields, eos: frozenset[int]) -> ModelCon
         mlp_bias=fields.flag("mlp_bias", False),
         tied_head=fields.flag("tie_word_embeddings", False),
     )
+    if config.head_dim % 2:
+        raise fields.error("head_dim", "even, as rotation pairs its halves")
     if heads % config.num_kv_heads:
         raise fields.error("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
     return config
@@ -160,10 +163,10 @@ def _opt(fields: Fields, eos: frozenset[int]) -> ModelConfig:
 def _max_model_len(family: Family, fields: Fields) -> int:
     """Inside the sliding window attention is full attention, so the window bounds what is served exactly."""
     length = fields.count("max_position_embeddings")
-    if fields.values.get("sliding_window") is None or family == "llama":
+    slides = fields.flag("use_sliding_window", family == "mistral")
+    if family == "llama" or not slides or fields.values.get("sliding_window", 0) is None:
         return length
-    slides = family == "mistral" or fields.flag("use_sliding_window", False)
-    return min(length, fields.count("sliding_window")) if slides else length
+    return min(length, fields.count("sliding_window", 4096))
 
 
 def _rope_fields(fields: Fields) -> Fields:

