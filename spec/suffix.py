@@ -1,0 +1,92 @@
+"""The suffix source (DESIGN section 5): drafts from what the sequence, or an earlier answer, said after the same
+context. Knows tokens and sequences; which sequences may share a store is the caller's decision."""
+
+from collections.abc import Sequence
+
+from verdraft.spec.draft import EMPTY, Draft
+from verdraft.spec.suffix_index import Proposing, SuffixIndex
+
+TAIL_LEN = 32  # prompt tokens kept before a shared output, so that it is found from its first token on
+SHARED = Proposing(levels=(2, 4, 8, 16))  # one equal token in somebody else's answer means nothing
+
+
+class SharedSuffixStore:
+    """Outputs of finished sequences of one tenant; the oldest tokens go first. Prompts are never proposed."""
+
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens` bounds the memory: about 40 bytes a token, allocated as it is used."""
+        self._index = SuffixIndex(max_tokens, SHARED)
+
+    def add(self, prompt_tail: Sequence[int], output: Sequence[int]) -> None:
+        """Remember `output`; the last tokens of `prompt_tail` are context for its beginning and nothing more."""
+        if not output:
+            return
+        tail = prompt_tail[-TAIL_LEN:]
+        for i, token in enumerate(tail):
+            self._index.append(token, findable=i == len(tail) - 1)
+        self._index.extend(output)
+        self._index.end_sequence()
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        """What followed the end of `context` in an earlier output, at most `limit` tokens."""
+        return self._index.propose(context, limit)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._index.clear()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens stored, at most max_tokens."""
+        return self._index.num_tokens
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        self._index.check_integrity()
+
+
+class SuffixDrafter:
+    """One sequence's suffix source: its own prompt and output, and a shared store that it reads and, at the end, feeds.
+
+    `store` is None for a sequence that must not share (one with a salt). `local_tokens` bounds the own index.
+    """
+
+    def __init__(self, store: SharedSuffixStore | None = None, local_tokens: int = 32768) -> None:
+        self._store = store
+        self._local_tokens = local_tokens
+        self._local: SuffixIndex | None = None
+        self._started = False
+        self._tail: list[int] = []
+        self._output: list[int] = []
+
+    def start(self, prompt: Sequence[int]) -> None:
+        if self._started:
+            raise RuntimeError("start() was called twice")
+        self._started = True
+        self._local = SuffixIndex(self._local_tokens)
+        self._local.extend(prompt)
+        self._tail = list(prompt[-TAIL_LEN:])
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._running().extend(tokens)
+        if self._store is not None:
+            self._output.extend(tokens)
+
+    def propose(self, limit: int) -> Draft:
+        index = self._running()
+        context = index.context(index.how.max_match)
+        local = index.propose(context, limit)
+        shared = self._store.propose(context, limit) if self._store is not None else EMPTY
+        return shared if shared.score > local.score else local
+
+    def stop(self) -> None:
+        self._running()
+        if self._store is not None:
+            self._store.add(self._tail, self._output)
+        self._local = None
+        self._output = []
+
+    def _running(self) -> SuffixIndex:
+        if self._local is None:
+            raise RuntimeError("the drafter has stopped" if self._started else "start() was not called")
+        return self._local

@@ -1,0 +1,119 @@
+"""The shared store and the drafter over both indexes."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from verdraft.spec.draft import EMPTY, Draft
+from verdraft.spec.suffix import SharedSuffixStore, SuffixDrafter
+
+PROMPT = list(range(200, 260))
+ANSWER = list(range(300, 340))
+
+
+def decode(drafter: SuffixDrafter, output: Sequence[int], limit: int = 16) -> list[Draft]:
+    """Commit `output` as verification would; the non-empty drafts on the way."""
+    drafts, done = [], 0
+    while done < len(output):
+        draft = drafter.propose(limit)
+        accepted = 0
+        while accepted < len(draft.tokens) and output[done + accepted : done + accepted + 1] == [
+            draft.tokens[accepted]
+        ]:
+            accepted += 1
+        drafter.extend(output[done : done + accepted + 1])
+        done += accepted + 1
+        if draft.tokens:
+            drafts.append(draft)
+    return drafts
+
+
+def run(store: SharedSuffixStore | None, prompt: Sequence[int], output: Sequence[int]) -> list[Draft]:
+    drafter = SuffixDrafter(store)
+    drafter.start(prompt)
+    drafts = decode(drafter, output)
+    drafter.stop()
+    return drafts
+
+
+def test_a_repeated_request_is_drafted_from_its_first_token() -> None:
+    store = SharedSuffixStore(10_000)
+    assert run(store, PROMPT, ANSWER) == []
+    drafts = run(store, PROMPT, ANSWER)
+    assert drafts[0].tokens == tuple(ANSWER[:16])
+    assert sum(len(draft.tokens) for draft in drafts) >= len(ANSWER) - len(drafts) - 1
+    store.check_integrity()
+
+
+def test_without_a_store_nothing_is_shared() -> None:
+    store = SharedSuffixStore(10_000)
+    run(None, PROMPT, ANSWER)
+    assert store.num_tokens == 0
+    run(store, PROMPT, ANSWER)
+    assert run(None, PROMPT, ANSWER) == []
+
+
+def test_the_prompt_tail_is_never_proposed() -> None:
+    store = SharedSuffixStore(10_000)
+    store.add(PROMPT, ANSWER)
+    for end in range(1, 32):
+        assert store.propose(PROMPT[:-end], 8) == EMPTY
+    assert store.propose(PROMPT, 3).tokens == tuple(ANSWER[:3])
+
+
+def test_a_proposal_ends_with_the_answer_it_comes_from() -> None:
+    store = SharedSuffixStore(10_000)
+    store.add(PROMPT, ANSWER)
+    store.add([1, 2, 3], [4, 5, 6])
+    assert store.propose(ANSWER[:-2], 20).tokens == tuple(ANSWER[-2:])
+    assert store.propose(ANSWER, 20) == EMPTY
+
+
+def test_an_empty_output_is_not_stored() -> None:
+    store = SharedSuffixStore(100)
+    store.add(PROMPT, [])
+    assert store.num_tokens == 0
+
+
+def test_the_same_answer_again_and_again_stays_within_the_bound() -> None:
+    store = SharedSuffixStore(500)
+    for _ in range(50):
+        store.add(PROMPT, ANSWER)
+        store.check_integrity()
+    assert store.num_tokens == 500
+    assert store.propose(PROMPT, 5).tokens == tuple(ANSWER[:5])
+    store.clear()
+    assert store.num_tokens == 0
+    assert store.propose(PROMPT, 5) == EMPTY
+
+
+def test_the_oldest_answer_goes_first() -> None:
+    store = SharedSuffixStore(300)
+    for i in range(10):
+        store.add([i * 1000], list(range(i * 1000 + 1, i * 1000 + 61)))
+    assert store.propose([1, 2, 3, 4], 5) == EMPTY
+    assert store.propose([9001, 9002, 9003, 9004], 2).tokens == (9005, 9006)
+
+
+def test_the_better_of_local_and_shared_wins_and_ties_are_local() -> None:
+    store = SharedSuffixStore(10_000)
+    store.add([], [1, 2, 3, 4, 77, 78])
+    drafter = SuffixDrafter(store)
+    drafter.start([50, 3, 4, 60, 61, 62, 9, 1, 2, 3, 4])
+    assert drafter.propose(2).tokens == (77, 78)  # four tokens agree there, two here
+    drafter = SuffixDrafter(store)
+    drafter.start([1, 2, 3, 4, 60, 61, 9, 1, 2, 3, 4])
+    assert drafter.propose(2).tokens == (60, 61)
+
+
+def test_misuse_raises() -> None:
+    drafter = SuffixDrafter()
+    for call in (lambda: drafter.propose(3), lambda: drafter.extend([1]), drafter.stop):
+        with pytest.raises(RuntimeError, match="start"):
+            call()
+    drafter.start([1, 2])
+    with pytest.raises(RuntimeError, match="twice"):
+        drafter.start([1, 2])
+    drafter.stop()
+    with pytest.raises(RuntimeError, match="stopped"):
+        drafter.stop()

@@ -1,0 +1,182 @@
+"""The index against a search through the whole history."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verdraft.spec.draft import EMPTY
+from verdraft.spec.suffix_index import SEPARATOR, Proposing, SuffixIndex
+
+SMALL = Proposing(levels=(1, 2, 4), max_match=8)
+
+
+def index_of(tokens: Sequence[int], max_tokens: int = 4096, how: Proposing | None = None) -> SuffixIndex:
+    index = SuffixIndex(max_tokens, how)
+    index.extend(tokens)
+    return index
+
+
+def longest_match(stored: Sequence[int], context: Sequence[int], most: int) -> int:
+    """Length of the longest end of `context` that stands in `stored` with something behind it."""
+    for length in range(min(most, len(context)), 0, -1):
+        tail = list(context[-length:])
+        if any(list(stored[i : i + length]) == tail for i in range(len(stored) - length)):
+            return length
+    return 0
+
+
+tokens_of_few = st.lists(st.integers(0, 3), max_size=120)
+
+
+@given(tokens_of_few)
+def test_matches_are_real_and_as_long_as_they_say(history: list[int]) -> None:
+    index = index_of(history, how=SMALL)
+    context = index.context(8)
+    for match in index.find(context):
+        end = len(history) - match.age  # one behind the last matched token
+        assert 0 < match.length <= end
+        assert history[end - match.length : end] == context[-match.length :]
+        at_bound = match.length in (8, end, len(context))
+        assert at_bound or history[end - match.length - 1] != context[-match.length - 1]
+
+
+@given(tokens_of_few)
+def test_something_is_found_exactly_when_it_is_there(history: list[int]) -> None:
+    """Up to the longest level the match is as long as the longest there is."""
+    index = index_of(history, how=SMALL)
+    found = max((match.length for match in index.find(index.context(8))), default=0)
+    longest = longest_match(history, history, 8)
+    assert found <= longest
+    assert max((level for level in SMALL.levels if level <= longest), default=0) <= found
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=90), max_size=6))
+def test_bulk_and_single_appends_make_the_same_index(chunks: list[list[int]]) -> None:
+    bulk, single = SuffixIndex(64, SMALL), SuffixIndex(64, SMALL)
+    for chunk in chunks:
+        bulk.extend(chunk)
+        for token in chunk:
+            single.append(token)
+        bulk.check_integrity()
+        single.check_integrity()
+        context = bulk.context(8)
+        assert context == single.context(8)
+        assert bulk.find(context) == single.find(context)
+        assert bulk.propose(context, 9) == single.propose(context, 9)
+
+
+@settings(max_examples=50)
+@given(st.randoms(use_true_random=False), st.integers(5, 40))
+def test_eviction_soak(rng: random.Random, max_tokens: int) -> None:
+    """Only the last max_tokens tokens can be found or proposed, whatever came before; nothing crosses a separator."""
+    index = SuffixIndex(max_tokens, SMALL)
+    stored: list[int] = []
+    for _ in range(300):
+        if rng.random() < 0.1:
+            index.end_sequence()
+            stored.append(SEPARATOR)
+        else:
+            token = rng.randrange(3)
+            index.append(token)
+            stored.append(token)
+        index.check_integrity()
+        live = stored[-max_tokens:]
+        assert index.num_tokens == len(live)
+        context = [rng.randrange(3) for _ in range(6)]
+        for match in index.find(context):
+            end = len(live) - match.age
+            assert live[end - match.length : end] == context[-match.length :]
+        assert SEPARATOR not in index.propose(context, 10).tokens
+
+
+def test_bulk_soak_over_many_generations() -> None:
+    rng = random.Random(3)
+    index = SuffixIndex(500, SMALL)
+    for _ in range(60):
+        index.extend([rng.randrange(50) for _ in range(rng.randrange(1, 1200))])
+        index.check_integrity()
+        if rng.random() < 0.3:
+            index.end_sequence()
+    assert index.num_tokens == 500
+
+
+@given(tokens_of_few, st.integers(-1, 20))
+def test_a_draft_is_never_longer_than_asked(history: list[int], limit: int) -> None:
+    index = index_of(history, how=SMALL)
+    draft = index.propose(index.context(8), limit)
+    assert len(draft.tokens) <= max(0, limit)
+    assert len(draft.probs) == len(draft.tokens)
+    assert list(draft.probs) == sorted(draft.probs, reverse=True)
+    assert all(SMALL.min_prob <= prob < 1 for prob in draft.probs)
+    assert len(draft.tokens) <= SMALL.factor * draft.match_len
+
+
+def test_a_repetition_is_continued_as_before() -> None:
+    passage = list(range(100, 140))
+    index = index_of([*passage, 1, 2, 3, *passage[:12]])
+    draft = index.propose(index.context(64), 16)
+    assert draft.tokens == tuple(passage[12:28])
+    assert draft.match_len == 12
+    assert draft.source == "suffix"
+
+
+def test_length_grows_with_the_match() -> None:
+    passage = list(range(100, 140))
+    lengths = []
+    for match_len in (2, 4, 10):
+        index = index_of([*passage, 1, *passage[:match_len]])
+        lengths.append(len(index.propose(index.context(64), 64).tokens))
+    assert lengths == sorted(set(lengths))
+
+
+def test_a_period_is_continued_beyond_the_newest_token() -> None:
+    index = index_of([9, 8, *[5, 6, 7] * 5])
+    assert index.propose(index.context(64), 8).tokens == (5, 6, 7, 5, 6, 7, 5, 6)
+
+
+def test_the_more_frequent_continuation_wins_and_the_recent_one_of_equals() -> None:
+    index = index_of([1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 4, 0, 9, 1, 2], how=Proposing(levels=(2,)))
+    assert index.propose([1, 2], 1).tokens == (3,)
+    index = index_of([1, 2, 3, 0, 1, 2, 4, 0, 9, 1, 2], how=Proposing(levels=(2,)))
+    assert index.propose([1, 2], 1).tokens == (4,)
+
+
+def test_the_longest_context_decides() -> None:
+    index = index_of([5, 6, 1, 2, 3, 0, 9, 1, 2, 4, 0, 8, 1, 2, 4, 0, 5, 6, 1, 2])
+    assert index.propose(index.context(64), 1).tokens == (3,)
+
+
+def test_nothing_is_proposed_from_nothing() -> None:
+    assert SuffixIndex(100).propose([1, 2, 3], 5) == EMPTY
+    assert index_of([1, 2, 3]).propose([], 5) == EMPTY
+    assert index_of([1, 2, 3]).propose([7, 8], 5) == EMPTY
+
+
+def test_tokens_that_are_not_findable_are_context_only() -> None:
+    index = SuffixIndex(100)
+    for token in (1, 2, 3, 4):
+        index.append(token, findable=token == 4)
+    index.extend([5, 6])
+    index.end_sequence()
+    assert index.propose([1, 2], 5) == EMPTY
+    draft = index.propose([1, 2, 3, 4], 5)
+    assert draft.tokens == (5, 6)
+    assert draft.match_len == 4
+
+
+def test_clear_forgets() -> None:
+    index = index_of([1, 2, 3, 1, 2])
+    index.clear()
+    index.check_integrity()
+    assert index.num_tokens == 0
+    assert index.propose([1, 2], 5) == EMPTY
+    index.extend([1, 2, 3, 1, 2])
+    assert index.propose([1, 2], 1).tokens == (3,)
+
+
+def test_an_index_must_hold_its_longest_level() -> None:
+    with pytest.raises(ValueError, match="max_tokens"):
+        SuffixIndex(16)
