@@ -5,7 +5,7 @@ The reference is each request alone, without speculation, in one chunk, with a c
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest

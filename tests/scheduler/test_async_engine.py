@@ -31,7 +31,7 @@ async def start(make_engine):
 async def settled(bridge):
     """Wait until the engine holds nothing."""
     async with asyncio.timeout(10):
-        while bridge.engine.has_work or bridge.counters().kv_blocks_used:
+        while bridge.engine.has_work or bridge.counters().kv_blocks_used:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -74,7 +74,7 @@ async def test_the_queue_counts_submissions_not_choices(start, make_request):
     bridge = await start(max_num_seqs=1, max_queue=1)
     frozen = make_request("busy", PROMPT, max_tokens=2, fault=Fault("freeze", seconds=0.5))
     streams = bridge.submit([frozen])
-    while not bridge.counters().num_running:
+    while not bridge.counters().num_running:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     streams += bridge.submit([make_request(f"w{i}", PROMPT, choice=i, max_tokens=2) for i in range(3)])
     with pytest.raises(QueueFull):
@@ -104,7 +104,7 @@ async def test_a_frozen_engine_is_stuck_until_it_moves_again(start, make_request
 async def test_an_error_outside_any_sequence_fails_the_step_and_no_more(start, make_request):
     bridge = await start()
     schedule = bridge.engine.scheduler.schedule
-    bridge.engine.scheduler.schedule = lambda: bridge.engine.scheduler.running and 1 / 0 or schedule()
+    bridge.engine.scheduler.schedule = lambda: (bridge.engine.scheduler.running and 1 / 0) or schedule()
     (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=50, ignore_eos=True)])
     slices = await _collect(stream)
     assert (slices[-1].finish, slices[-1].error_code) == ("error", "internal_error")

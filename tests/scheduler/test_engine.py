@@ -178,7 +178,7 @@ def test_a_failing_request_fails_alone(make_engine, drain, make_request, kind):
     answer = plain(make_engine, drain, make_request, PROMPT, max_tokens=12, ignore_eos=True)
     engine = make_engine()
     fault = Fault(kind, after_tokens=4)
-    engine.add(make_request("bad", PROMPT + [3], max_tokens=12, ignore_eos=True, fault=fault))
+    engine.add(make_request("bad", [*PROMPT, 3], max_tokens=12, ignore_eos=True, fault=fault))
     engine.add(make_request("good", PROMPT, max_tokens=12, ignore_eos=True))
     found = drain(engine)
     assert found["good"].tokens == answer
