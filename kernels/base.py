@@ -31,7 +31,8 @@ class KernelUnavailable(RuntimeError):
 
 
 class Kernels(Protocol):
-    """One backend. All activations are 2-D [tokens, features] or 3-D [tokens, heads, dim], contiguous."""
+    """One backend. All activations are 2-D [tokens, features] or 3-D [tokens, heads, dim]: each token's row is
+    contiguous, the rows may be strided (q, k and v can be views into one fused product)."""
 
     name: str
     page_sizes: tuple[int, ...]  # allowed page sizes; empty = any

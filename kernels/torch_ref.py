@@ -18,6 +18,12 @@ class TorchKV:
     k: Tensor  # [pages, page_size, kv_heads, dim]
     v: Tensor  # [pages, page_size, kv_heads, dim]
 
+    def context(self, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """K and V [length, kv_heads, dim] of a sequence with this block table."""
+        used = pages[: -(-length // self.k.shape[1])].long()
+        # Cut at the context's end before any arithmetic: whatever lies behind it may be NaN.
+        return self.k[used].flatten(0, 1)[:length], self.v[used].flatten(0, 1)[:length]
+
 
 @dataclass(frozen=True, slots=True)
 class TorchLinear:
@@ -56,18 +62,13 @@ class TorchKernels:
         layer_kv.v.flatten(0, 1).index_copy_(0, slots, v)
 
     def attend(self, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
-        out = torch.empty_like(q)
-        page_size = layer_kv.k.shape[1]
+        out = q.new_empty(q.shape)
         cu_q = batch.cu_q.tolist()
         for row, k_len in enumerate(batch.seq_lens.tolist()):
             begin, end = cu_q[row], cu_q[row + 1]
-            if begin == end:
-                continue
-            pages = batch.pages[row, : -(-k_len // page_size)].long()
-            # Cut at the context's end before any arithmetic: whatever lies behind it may be NaN.
-            k = layer_kv.k[pages].flatten(0, 1)[:k_len]
-            v = layer_kv.v[pages].flatten(0, 1)[:k_len]
-            out[begin:end] = _attend_one(q[begin:end], k, v, scale)
+            if begin < end:
+                k, v = layer_kv.context(batch.pages[row], k_len)
+                out[begin:end] = attend_one(q[begin:end], k, v, scale)
         return out
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -93,7 +94,7 @@ class TorchKernels:
         return F.linear(x, packed.weight, packed.bias)
 
 
-def _attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """One sequence: q [q, heads, dim] at the end of the context k, v [k, kv_heads, dim]; returns like q."""
     q_len, k_len = q.shape[0], k.shape[0]
     mask = torch.ones(q_len, k_len, dtype=torch.bool, device=q.device).tril(k_len - q_len)

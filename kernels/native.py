@@ -1,0 +1,216 @@
+"""Builds ops.cpp once per machine and torch, and calls it: fp32 CPU operations on raw pointers.
+
+Knows no linear layer. The wrappers cost a few microseconds, because a small model's step makes hundreds of them.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from verdraft.kernels.base import Batch, KernelUnavailable
+
+SOURCE = Path(__file__).with_name("ops.cpp")
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp")
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: Final = {
+    "verdraft_attend": (_P, _I, _P, _I, _P, _P, _P, _P, _I, _I, _F),
+    "verdraft_write": (_P, _I, _P, _I, _P, _P, _I),
+    "verdraft_rope": (_P, _I, _I, _P, _I, _I, _P, _P, _I, _I),
+    "verdraft_rms_norm": (_P, _I, _P, _P, _I, _I, _F),
+    "verdraft_layer_norm": (_P, _I, _P, _P, _P, _I, _I, _F),
+    "verdraft_silu_mul": (_P, _I, _P, _I, _I),
+}
+
+
+class NativeUnavailable(RuntimeError):
+    """The C++ operations cannot be built or loaded here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKV:
+    """One layer's pages in the layout of ops.cpp, and their description for it."""
+
+    k: Tensor  # [pages, kv_heads, dim, page_size rounded up to the vector]
+    v: Tensor  # [pages, kv_heads, page_size, dim rounded up to the vector]
+    fields: Tensor  # [5] int64: both addresses, page_size, kv_heads, dim
+    address: int  # of `fields`
+
+
+class NativeOps:
+    """The operations of `Kernels` other than `linear`, from the shared library at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises NativeUnavailable if the library does not load."""
+        try:
+            # Small calls keep the interpreter lock: giving it up costs more than they take, and a busy event
+            # loop might not return it for milliseconds. Attention gives it up.
+            held, released = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeUnavailable(f"{path} does not load: {error}") from error
+        lanes = held.verdraft_lanes
+        lanes.restype = ctypes.c_int64
+        self._lanes: int = lanes()
+        self._attend = _function(released, "verdraft_attend")
+        self._write = _function(held, "verdraft_write")
+        self._rope = _function(held, "verdraft_rope")
+        self._rms_norm = _function(held, "verdraft_rms_norm")
+        self._layer_norm = _function(held, "verdraft_layer_norm")
+        self._silu_mul = _function(held, "verdraft_silu_mul")
+
+    def pool(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int) -> Sequence[NativeKV]:
+        if head_dim % 8 or not 0 < head_dim <= 256:
+            raise KernelUnavailable(
+                f"kernels: cpu handles a head_dim that is a multiple of 8 up to 256, not {head_dim}"
+            )
+        keys, dim = _round_up(page_size, self._lanes), _round_up(head_dim, self._lanes)
+
+        def layer() -> NativeKV:
+            k, v = torch.zeros(pages, kv_heads, head_dim, keys), torch.zeros(pages, kv_heads, page_size, dim)
+            fields = torch.tensor([k.data_ptr(), v.data_ptr(), page_size, kv_heads, head_dim])
+            return NativeKV(k, v, fields, fields.data_ptr())
+
+        return [layer() for _ in range(layers)]
+
+    def write(self, k: Tensor, v: Tensor, layer_kv: NativeKV, slots: Tensor) -> None:
+        assert slots.dtype == torch.int64
+        assert slots.is_contiguous()
+        self._write(
+            k.data_ptr(), _stride(k), v.data_ptr(), _stride(v), layer_kv.address, slots.data_ptr(), slots.shape[0]
+        )
+
+    def attend(self, q: Tensor, layer_kv: NativeKV, batch: Batch, scale: float) -> Tensor:
+        pages, seq_lens = batch.pages, batch.seq_lens
+        assert pages.dtype == seq_lens.dtype == batch.cu_q.dtype == torch.int32
+        out = q.new_empty(q.shape)
+        self._attend(
+            q.data_ptr(),
+            _stride(q),
+            out.data_ptr(),
+            q.shape[1],
+            layer_kv.address,
+            batch.cu_q.data_ptr(),
+            seq_lens.data_ptr(),
+            pages.data_ptr(),
+            pages.stride(0),
+            seq_lens.shape[0],
+            scale,
+        )
+        return out
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        tokens, half = cos.shape
+        assert q.shape[2] == k.shape[2] == 2 * half, "cos: expected half a head's width"
+        assert _stride(cos) == _stride(sin) == half, "cos, sin: expected contiguous"
+        self._rope(
+            q.data_ptr(),
+            _stride(q),
+            q.shape[1],
+            k.data_ptr(),
+            _stride(k),
+            k.shape[1],
+            cos.data_ptr(),
+            sin.data_ptr(),
+            half,
+            tokens,
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = x.new_empty(x.shape)
+        self._rms_norm(x.data_ptr(), _stride(x), weight.data_ptr(), out.data_ptr(), *x.shape, eps)
+        return out
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        out = x.new_empty(x.shape)
+        self._layer_norm(x.data_ptr(), _stride(x), weight.data_ptr(), bias.data_ptr(), out.data_ptr(), *x.shape, eps)
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, width = gate_up.shape
+        out = gate_up.new_empty((rows, width // 2))
+        self._silu_mul(gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), rows, width // 2)
+        return out
+
+
+def build_native(folder: Path | None = None) -> Path:
+    """The shared library for this source, machine and torch; compiled into `folder` (default: the user's cache)
+    on first use, in seconds. Several processes may race: each builds its own and the last rename wins.
+
+    Raises NativeUnavailable when there is no compiler or it fails.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        raise NativeUnavailable("no C++ compiler (g++) on the path")
+    folder = folder or _cache_folder()
+    path = folder / f"ops-{_build_key(compiler)}.so"
+    if path.exists():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            os.replace(_compile(compiler, Path(scratch)), path)
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        raise NativeUnavailable(f"{compiler} could not build the CPU operations: {detail.strip()[-400:]}") from error
+    return path
+
+
+def _compile(compiler: str, scratch: Path) -> Path:
+    torch_folder = Path(torch.__file__).parent
+    unit, library = scratch / "ops.o", scratch / "ops.so"
+    includes = f"-I{torch_folder / 'include'}"
+    _run(compiler, *FLAGS, "-c", includes, str(SOURCE), "-o", str(unit))
+    # Linked without -fopenmp: the symbols then come from the OpenMP that torch has loaded, not from a second one.
+    _run(compiler, "-shared", str(unit), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library))
+    return library
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "verdraft" / "native"
+
+
+def _build_key(compiler: str) -> str:
+    parts = (SOURCE.read_text(), " ".join(FLAGS), compiler, torch.__version__, _cpu_flags())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _cpu_flags() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+
+
+def _function(library: ctypes.CDLL, name: str) -> Any:
+    function = library[name]
+    function.argtypes = _SIGNATURES[name]
+    function.restype = None
+    return function
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _stride(x: Tensor) -> int:
+    """Floats from one row to the next; everything inside a row must be contiguous."""
+    strides = x.stride()
+    assert x.dtype == torch.float32, "expected float32"
+    assert strides[-1] == 1, "expected rows that are contiguous inside"
+    assert len(strides) == 2 or x.shape[1] == 1 or strides[1] == x.shape[2], "expected heads side by side"
+    return strides[0]

@@ -1,0 +1,413 @@
+// The CPU backend's operations on fp32 rows, called through ctypes on raw pointers.
+//
+// Every row is computed by the same instructions in the same order whatever rows stand beside it, so a
+// result never depends on the batch, the query length, chunking or threads, bit for bit. Where a function
+// is instantiated for several tile sizes, its only arithmetic is `acc += a * b`, which contracts to one FMA
+// in each of them; everything else that rounds is in functions that are never inlined into a tile size.
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int L = 16;         // float lanes of a vector
+constexpr int kMaxRows = 12;  // query rows that share one pass over the keys
+#else
+constexpr int L = 8;
+constexpr int kMaxRows = 8;
+#endif
+constexpr int kMaxDim = 256;
+constexpr int kBlockGroups = 128 / L;  // a softmax block: key groups of L lanes
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+typedef float Vec __attribute__((vector_size(L * 4)));
+typedef float VecU __attribute__((vector_size(L * 4), aligned(4), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(L * 4)));
+
+inline Vec load(const float* p) { return *reinterpret_cast<const VecU*>(p); }
+inline void store(float* p, Vec x) { *reinterpret_cast<VecU*>(p) = x; }
+inline Vec fill(float x) { return Vec{} + x; }
+
+inline Vec load_some(const float* p, int64_t n) {  // lanes from n on are 0
+  if (n >= L) return load(p);
+  float lanes[L] = {};
+  std::memcpy(lanes, p, n * sizeof(float));
+  return load(lanes);
+}
+
+inline void store_some(float* p, Vec x, int64_t n) {
+  if (n >= L) return store(p, x);
+  float lanes[L];
+  store(lanes, x);
+  std::memcpy(p, lanes, n * sizeof(float));
+}
+
+inline IntVec first_lanes(int64_t n) {  // all ones below n
+  IntVec lane;
+  for (int i = 0; i < L; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(n);
+}
+
+inline float sum_lanes(Vec x) {
+  float lanes[L];
+  store(lanes, x);
+  for (int half = L / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+inline float max_lanes(Vec x) {
+  float best = x[0];
+  for (int i = 1; i < L; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+// 2^x, relative error about 1e-7, x clamped to [-100, 126] (no denormals arise); NaN stays NaN.
+// exp2(0) is exactly 1.
+inline Vec exp2(Vec x) {
+  x = x < fill(-100.0f) ? fill(-100.0f) : x;
+  x = x > fill(126.0f) ? fill(126.0f) : x;
+  const Vec n = (x + 12582912.0f) - 12582912.0f;  // nearest integer
+  const Vec f = x - n;
+  Vec y = fill(1.52527338e-5f);
+  y = y * f + 1.54035304e-4f;
+  y = y * f + 1.33335581e-3f;
+  y = y * f + 9.61812911e-3f;
+  y = y * f + 5.55041087e-2f;
+  y = y * f + 2.40226507e-1f;
+  y = y * f + 6.93147181e-1f;
+  y = y * f + 1.0f;
+  const IntVec bits = reinterpret_cast<IntVec>(y) + (__builtin_convertvector(n, IntVec) << 23);
+  return reinterpret_cast<Vec>(bits);
+}
+
+// Rows [0, n) over torch's threads; small work stays on the caller's.
+template <typename F>
+void for_rows(int64_t n, int64_t floats_per_row, const F& f) {
+  const int64_t grain = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, floats_per_row));
+  at::parallel_for(0, n, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) f(i);
+  });
+}
+
+// ---- attention ----
+// K is [pages, kv_heads, dim, lanes]: a group of L keys is one vector per dimension, lanes = page_size
+// rounded up to L. V is [pages, kv_heads, page_size, padded_dim], padded_dim = dim rounded up to L.
+struct Layer {
+  float* k;
+  float* v;
+  int64_t page_size, lanes, kv_heads, dim, padded_dim;
+
+  explicit Layer(const int64_t* fields)
+      : k(reinterpret_cast<float*>(fields[0])),
+        v(reinterpret_cast<float*>(fields[1])),
+        page_size(fields[2]),
+        lanes((page_size + L - 1) / L * L),
+        kv_heads(fields[3]),
+        dim(fields[4]),
+        padded_dim((dim + L - 1) / L * L) {}
+  float* k_page(int64_t page, int64_t head) const { return k + (page * kv_heads + head) * dim * lanes; }
+  float* v_page(int64_t page, int64_t head) const { return v + (page * kv_heads + head) * page_size * padded_dim; }
+};
+
+struct Group {  // at most L neighbouring keys of one page
+  const float* k;
+  const float* v;
+  int64_t start, keys;  // position of the first, how many slots the page has here
+};
+
+struct Row {  // one (query, head): its running softmax
+  int64_t limit;  // keys it may see
+  float max;
+  Vec sum;
+  const float* q;
+  float* out;
+};
+
+struct Tile {  // up to kMaxRows rows of one sequence and kv head
+  int count;
+  Row rows[kMaxRows];
+  float q[kMaxDim * kMaxRows];                     // [dim, count], times scale * log2(e)
+  Vec scores[kMaxRows * kBlockGroups];             // [count, groups]
+  Vec acc[kMaxRows * kMaxDim / L];                 // [count, padded_dim]
+};
+
+template <int R>
+void score(Tile& t, const Layer& kv, const Group& group, int g) {
+  Vec acc[R] = {};
+  const float *q = t.q, *k = group.k;
+  for (int64_t d = 0; d < kv.dim; ++d, q += R, k += kv.lanes) {
+    const Vec key = load(k);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) acc[r] += q[r] * key;
+  }
+  for (int r = 0; r < R; ++r) t.scores[r * kBlockGroups + g] = acc[r];
+}
+
+// Folds a block's scores of one row into its running softmax and leaves the probabilities in their place.
+__attribute__((noinline)) void fold_scores(Row& row, Vec* scores, Vec* acc, int chunks, const Group* groups, int count) {
+  Vec best = fill(-kInf);
+  int seen = 0;
+  for (; seen < count && groups[seen].start < row.limit; ++seen) {
+    const int64_t n = std::min(groups[seen].keys, row.limit - groups[seen].start);
+    if (n < L) scores[seen] = first_lanes(n) ? scores[seen] : fill(-kInf);
+    best = scores[seen] > best ? scores[seen] : best;
+  }
+  if (!seen) return;
+  const float top = max_lanes(best);
+  if (top > row.max) {
+    const Vec shrink = exp2(fill(row.max - top));
+    row.max = top;
+    row.sum *= shrink;
+    for (int c = 0; c < chunks; ++c) acc[c] *= shrink;
+  }
+  for (int g = 0; g < seen; ++g) {
+    const int64_t n = std::min(groups[g].keys, row.limit - groups[g].start);
+    Vec p = exp2(scores[g] - row.max);
+    if (n < L) p = first_lanes(n) ? p : Vec{};  // a select, never a product: what lies there may be NaN
+    scores[g] = p;
+    row.sum += p;
+  }
+}
+
+// acc[r][c..c+C) += p[r][g][j] * v[g][j] for the first `keys` keys of groups [begin, end), in key order.
+template <int R, int C>
+void weigh(const float* p, Vec* acc, int chunks, int64_t v_stride, const Group* groups, int begin, int end, int64_t keys) {
+  for (int c = 0; c < chunks; c += C) {
+    Vec sum[R][C];
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) sum[r][i] = acc[r * chunks + c + i];
+    for (int g = begin; g < end; ++g) {
+      const float* v = groups[g].v + c * L;
+      const int64_t n = std::min(keys, groups[g].keys);
+      for (int64_t j = 0; j < n; ++j, v += v_stride) {
+        Vec value[C];
+        for (int i = 0; i < C; ++i) value[i] = load(v + i * L);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int i = 0; i < C; ++i) sum[r][i] += p[(r * kBlockGroups + g) * L + j] * value[i];
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < C; ++i) acc[r * chunks + c + i] = sum[r][i];
+  }
+}
+
+template <int R>
+void weigh_any(const float* p, Vec* acc, int chunks, int64_t stride, const Group* groups, int begin, int end, int64_t keys) {
+  constexpr int kWide = R * 4 <= kMaxRows * 2 ? 4 : 2;
+  if (chunks % kWide == 0) weigh<R, kWide>(p, acc, chunks, stride, groups, begin, end, keys);
+  else if (chunks % 2 == 0) weigh<R, 2>(p, acc, chunks, stride, groups, begin, end, keys);
+  else weigh<R, 1>(p, acc, chunks, stride, groups, begin, end, keys);
+}
+
+template <int R>
+void attend_block(Tile& t, const Layer& kv, const Group* groups, int count) {
+  const int chunks = kv.padded_dim / L;
+  const float* p = reinterpret_cast<const float*>(t.scores);
+  for (int g = 0; g < count; ++g) score<R>(t, kv, groups[g], g);
+  int64_t limit = t.rows[0].limit;  // keys that every row sees
+  for (int r = 0; r < R; ++r) {
+    limit = std::min(limit, t.rows[r].limit);
+    fold_scores(t.rows[r], t.scores + r * kBlockGroups, t.acc + r * chunks, chunks, groups, count);
+  }
+  int full = 0;
+  while (full < count && groups[full].start + groups[full].keys <= limit) ++full;
+  weigh_any<R>(p, t.acc, chunks, kv.padded_dim, groups, 0, full, L);
+  for (int r = 0; r < R; ++r)
+    for (int g = full; g < count && groups[g].start < t.rows[r].limit; ++g)
+      weigh_any<1>(p + r * kBlockGroups * L, t.acc + r * chunks, chunks, kv.padded_dim, groups, g, g + 1,
+                   t.rows[r].limit - groups[g].start);
+}
+
+using BlockFn = void (*)(Tile&, const Layer&, const Group*, int);
+constexpr BlockFn kAttendBlock[] = {
+    nullptr,         attend_block<1>, attend_block<2>, attend_block<3>, attend_block<4>,
+    attend_block<5>, attend_block<6>, attend_block<7>, attend_block<8>,
+#ifdef __AVX512F__
+    attend_block<9>, attend_block<10>, attend_block<11>, attend_block<12>,
+#endif
+};
+
+__attribute__((noinline)) void begin_tile(Tile& t, const Layer& kv, float scale) {
+  for (int r = 0; r < t.count; ++r) {
+    t.rows[r].max = -kInf;
+    t.rows[r].sum = Vec{};
+    for (int64_t d = 0; d < kv.dim; ++d) t.q[d * t.count + r] = t.rows[r].q[d] * scale;
+  }
+  std::fill_n(t.acc, t.count * kv.padded_dim / L, Vec{});
+}
+
+__attribute__((noinline)) void end_tile(const Tile& t, const Layer& kv) {
+  for (int r = 0; r < t.count; ++r) {
+    const float total = sum_lanes(t.rows[r].sum);
+    const Vec* acc = t.acc + r * (kv.padded_dim / L);
+    for (int64_t d = 0; d < kv.dim; d += L) store_some(t.rows[r].out + d, acc[d / L] / total, kv.dim - d);
+  }
+}
+
+// Key groups from `start` on, at most one block of them, up to `limit`; moves `start` behind them.
+int next_block(const Layer& kv, const int32_t* pages, int64_t head, int64_t limit, int64_t& start, Group* groups) {
+  int count = 0;
+  while (count < kBlockGroups && start < limit) {
+    const int64_t page = pages[start / kv.page_size], offset = start % kv.page_size;
+    const int64_t keys = std::min<int64_t>(L, kv.page_size - offset);
+    groups[count++] = {kv.k_page(page, head) + offset, kv.v_page(page, head) + offset * kv.padded_dim, start, keys};
+    start += keys;
+  }
+  return count;
+}
+
+void attend_tile(Tile& t, const Layer& kv, const int32_t* pages, int64_t head, float scale) {
+  begin_tile(t, kv, scale);
+  int64_t limit = 0, start = 0;
+  for (int r = 0; r < t.count; ++r) limit = std::max(limit, t.rows[r].limit);
+  Group groups[kBlockGroups];
+  while (int count = next_block(kv, pages, head, limit, start, groups)) kAttendBlock[t.count](t, kv, groups, count);
+  end_tile(t, kv);
+}
+
+struct Task {
+  int32_t sequence, head, first, count;  // rows [first, first + count) of queries x heads per kv head
+};
+
+std::vector<Task> split(const int32_t* cu_q, int64_t sequences, int64_t group, int64_t kv_heads) {
+  std::vector<Task> tasks;
+  for (int32_t b = 0; b < sequences; ++b) {
+    const int32_t rows = (cu_q[b + 1] - cu_q[b]) * group, tiles = (rows + kMaxRows - 1) / kMaxRows;
+    for (int32_t head = 0; head < kv_heads; ++head)
+      for (int32_t i = 0; i < tiles; ++i)
+        tasks.push_back({b, head, rows * i / tiles, rows * (i + 1) / tiles - rows * i / tiles});
+  }
+  return tasks;
+}
+
+// ---- rows ----
+// Sum of f over a row: four accumulators of L lanes, folded in a fixed order.
+template <typename F>
+inline float reduce(int64_t n, const F& f) {
+  Vec sum[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * L <= n; i += 4 * L)
+    for (int a = 0; a < 4; ++a) sum[a] += f(i + a * L);
+  for (; i < n; i += L) sum[0] += f(i);
+  return sum_lanes((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+__attribute__((noinline)) void rms_row(const float* x, const float* weight, float* out, int64_t n, float eps) {
+  const float square = reduce(n, [&](int64_t i) { const Vec a = load_some(x + i, n - i); return a * a; });
+  const float inverse = 1.0f / std::sqrt(square / n + eps);
+  for (int64_t i = 0; i < n; i += L)
+    store_some(out + i, load_some(x + i, n - i) * inverse * load_some(weight + i, n - i), n - i);
+}
+
+__attribute__((noinline)) void layer_row(const float* x, const float* weight, const float* bias, float* out, int64_t n, float eps) {
+  const float mean = reduce(n, [&](int64_t i) { return load_some(x + i, n - i); }) / n;
+  const float square = reduce(n, [&](int64_t i) {
+    Vec a = load_some(x + i, n - i) - mean;
+    if (n - i < L) a = first_lanes(n - i) ? a : Vec{};
+    return a * a;
+  });
+  const float inverse = 1.0f / std::sqrt(square / n + eps);
+  for (int64_t i = 0; i < n; i += L) {
+    const Vec a = (load_some(x + i, n - i) - mean) * inverse;
+    store_some(out + i, a * load_some(weight + i, n - i) + load_some(bias + i, n - i), n - i);
+  }
+}
+
+__attribute__((noinline)) void silu_row(const float* gate, const float* up, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; i += L) {
+    const Vec a = load_some(gate + i, n - i);
+    store_some(out + i, a / (1.0f + exp2(a * -1.44269504f)) * load_some(up + i, n - i), n - i);
+  }
+}
+
+__attribute__((noinline)) void rope_head(float* x, const float* cos, const float* sin, int64_t half) {
+  for (int64_t i = 0; i < half; i += L) {
+    const int64_t n = half - i;
+    const Vec a = load_some(x + i, n), b = load_some(x + half + i, n);
+    const Vec c = load_some(cos + i, n), s = load_some(sin + i, n);
+    store_some(x + i, a * c - b * s, n);
+    store_some(x + half + i, b * c + a * s, n);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t verdraft_lanes() { return L; }
+
+// q [T, heads, dim] and k, v [T, kv_heads, dim] have contiguous rows `stride` floats apart; out is contiguous.
+// `layer` is {k pages, v pages, page_size, kv_heads, dim}.
+void verdraft_attend(const float* q, int64_t q_stride, float* out, int64_t heads, const int64_t* layer, const int32_t* cu_q,
+                     const int32_t* seq_lens, const int32_t* pages, int64_t pages_stride, int64_t sequences, float scale) {
+  const Layer kv(layer);
+  const int64_t group = heads / kv.kv_heads;
+  const std::vector<Task> tasks = split(cu_q, sequences, group, kv.kv_heads);
+  int64_t work = 0;
+  for (int64_t b = 0; b < sequences; ++b) work += (cu_q[b + 1] - cu_q[b]) * static_cast<int64_t>(seq_lens[b]) * heads * kv.dim;
+  const auto run = [&](Tile& t, const Task& task) {
+    const int64_t first = cu_q[task.sequence], count = cu_q[task.sequence + 1] - first;
+    t.count = task.count;
+    for (int r = 0; r < t.count; ++r) {
+      const int64_t query = (task.first + r) / group, head = task.head * group + (task.first + r) % group;
+      t.rows[r].limit = seq_lens[task.sequence] - count + query + 1;
+      t.rows[r].q = q + (first + query) * q_stride + head * kv.dim;
+      t.rows[r].out = out + ((first + query) * heads + head) * kv.dim;
+    }
+    attend_tile(t, kv, pages + task.sequence * pages_stride, task.head, scale * 1.44269504f);
+  };
+  // Threads take tasks from one counter, because sequences differ in length; the last ones see most keys and go first.
+  std::atomic<int64_t> left(tasks.size());
+  const int64_t workers = work < 65536 ? 1 : std::min<int64_t>(at::get_num_threads(), tasks.size());
+  at::parallel_for(0, workers, 1, [&](int64_t, int64_t) {
+    Tile tile;
+    for (int64_t i; (i = --left) >= 0;) run(tile, tasks[i]);
+  });
+}
+
+void verdraft_write(const float* k, int64_t k_stride, const float* v, int64_t v_stride, const int64_t* layer, const int64_t* slots,
+                    int64_t tokens) {
+  const Layer kv(layer);
+  for_rows(tokens, kv.kv_heads * kv.dim * 8, [&](int64_t t) {
+    const int64_t page = slots[t] / kv.page_size, offset = slots[t] % kv.page_size;
+    for (int64_t head = 0; head < kv.kv_heads; ++head) {
+      const float* key = k + t * k_stride + head * kv.dim;
+      float* column = kv.k_page(page, head) + offset;
+      for (int64_t d = 0; d < kv.dim; ++d) column[d * kv.lanes] = key[d];
+      std::memcpy(kv.v_page(page, head) + offset * kv.padded_dim, v + t * v_stride + head * kv.dim, kv.dim * sizeof(float));
+    }
+  });
+}
+
+void verdraft_rope(float* q, int64_t q_stride, int64_t heads, float* k, int64_t k_stride, int64_t kv_heads, const float* cos,
+                   const float* sin, int64_t half, int64_t tokens) {
+  for_rows(tokens, (heads + kv_heads) * half * 4, [&](int64_t t) {
+    for (int64_t h = 0; h < heads; ++h) rope_head(q + t * q_stride + h * 2 * half, cos + t * half, sin + t * half, half);
+    for (int64_t h = 0; h < kv_heads; ++h) rope_head(k + t * k_stride + h * 2 * half, cos + t * half, sin + t * half, half);
+  });
+}
+
+void verdraft_rms_norm(const float* x, int64_t stride, const float* weight, float* out, int64_t rows, int64_t n, float eps) {
+  for_rows(rows, n * 2, [&](int64_t r) { rms_row(x + r * stride, weight, out + r * n, n, eps); });
+}
+
+void verdraft_layer_norm(const float* x, int64_t stride, const float* weight, const float* bias, float* out, int64_t rows, int64_t n,
+                         float eps) {
+  for_rows(rows, n * 3, [&](int64_t r) { layer_row(x + r * stride, weight, bias, out + r * n, n, eps); });
+}
+
+void verdraft_silu_mul(const float* gate_up, int64_t stride, float* out, int64_t rows, int64_t n) {
+  for_rows(rows, n * 4, [&](int64_t r) { silu_row(gate_up + r * stride, gate_up + r * stride + n, out + r * n, n); });
+}
+
+}  // extern "C"

@@ -1,0 +1,61 @@
+"""The CPU backend's operations in plain torch, one row at a time, for machines without a C++ compiler.
+
+Slow but as exact as the native ones: a row is always computed alone, so nothing can stand beside it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from verdraft.kernels.base import Batch
+from verdraft.kernels.torch_ref import TorchKernels, TorchKV, attend_one
+
+
+class PortableOps:
+    """The operations of `Kernels` other than `linear`, fp32 on the CPU."""
+
+    def __init__(self) -> None:
+        self._torch = TorchKernels()
+
+    def pool(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int) -> Sequence[TorchKV]:
+        device = torch.device("cpu")
+        return self._torch.pool(layers, pages, page_size, kv_heads, head_dim, torch.float32, device)
+
+    def write(self, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
+        self._torch.write(k, v, layer_kv, slots)
+
+    def attend(self, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
+        out = q.new_empty(q.shape)
+        cu_q = batch.cu_q.tolist()
+        for row, k_len in enumerate(batch.seq_lens.tolist()):
+            k, v = layer_kv.context(batch.pages[row], k_len)
+            begin, end = cu_q[row], cu_q[row + 1]
+            for i in range(begin, end):
+                limit = k_len - (end - 1 - i)
+                # A copy of the row, because alignment may choose another code path in the library below.
+                out[i] = attend_one(q[i : i + 1].clone(), k[:limit], v[:limit], scale)[0]
+        return out
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        self._torch.rope(q, k, cos, sin)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = x.new_empty(x.shape)
+        for row, into in zip(x, out, strict=True):
+            into.copy_(F.rms_norm(row, row.shape, weight, eps))
+        return out
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        out = x.new_empty(x.shape)
+        for row, into in zip(x, out, strict=True):
+            into.copy_(F.layer_norm(row, row.shape, weight, bias, eps))
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        inner = gate_up.shape[1] // 2
+        out = gate_up.new_empty((gate_up.shape[0], inner))
+        for row, into in zip(gate_up, out, strict=True):
+            torch.mul(F.silu(row[:inner]), row[inner:], out=into)
+        return out
