@@ -27,7 +27,7 @@ def ours() -> set[str]:
     package = {f"verdraft/{p.name}" for p in (ROOT / "src/verdraft").iterdir() if p.is_file()}
     for folder in FOLDERS:
         files = (p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.is_file())
-        package |= {f"verdraft/{p.as_posix()}" for p in files if "__pycache__" not in p.parts and p.suffix != ".md"}
+        package |= {f"verdraft/{p.as_posix()}" for p in files if "__pycache__" not in p.parts and p.name != ".gitkeep"}
     return package
 
 
