@@ -1,0 +1,118 @@
+"""One choice of an answer: from the engine's slices to events of text, ids and logprobs.
+
+Streamed and plain answers both go through here; a plain answer is the join of its events.
+"""
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from verdraft.scheduler.outputs import FinishReason, TokenLogprobs, TokenSlice
+from verdraft.server.assembler import TextAssembler
+
+
+class TokenBytes(Protocol):
+    """What a tokenizer says of one token."""
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Its bytes, perhaps not whole characters; None for a special token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The logprobs of one token. `offset` is its place in the answer's text, in code points."""
+
+    token: int
+    logprob: float | None  # None: the first prompt token, which nothing predicts
+    top: tuple[tuple[int, float], ...] = ()
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What was added to a choice."""
+
+    index: int
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    entries: tuple[Entry, ...] = ()
+    finish: FinishReason | None = None
+    first: bool = False
+
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.tokens or self.entries or self.finish)
+
+
+def join(events: Sequence[Event]) -> Event:
+    """All events of one choice, in order, as one."""
+    return Event(
+        events[0].index,
+        "".join(event.text for event in events),
+        tuple(token for event in events for token in event.tokens),
+        tuple(entry for event in events for entry in event.entries),
+        events[-1].finish,
+        events[0].first,
+    )
+
+
+class Offsets:
+    """Where each token's text begins, in code points: a character counts once its last byte is there."""
+
+    def __init__(self, tokens: TokenBytes, start: int = 0) -> None:
+        self._tokens = tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._next = start
+
+    def place(self, token: int) -> int:
+        """The offset of the next token."""
+        offset = self._next
+        self._next += len(self._decoder.decode(self._tokens.token_bytes(token) or b""))
+        return offset
+
+
+@dataclass(slots=True)
+class Echo:
+    """The prompt as a completion repeats it; `tokens` are its ids when their logprobs are wanted."""
+
+    text: str = ""
+    tokens: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class ChoiceReader:
+    """read() every slice in order. `index` is the choice's index in the response."""
+
+    index: int
+    assembler: TextAssembler
+    tokens: TokenBytes
+    echo: Echo = field(default_factory=Echo)
+    _started: bool = False
+    _offsets: Offsets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._offsets = Offsets(self.tokens, len(self.echo.text))
+
+    def read(self, piece: TokenSlice) -> Event:
+        """What the slice adds; its text may be held back, its ids and logprobs never are."""
+        first, self._started = not self._started, True
+        entries = self._prompt_entries(piece.prompt_logprobs) if first else []
+        entries += self._entries(piece.tokens, piece.logprobs)
+        text = (self.echo.text if first else "") + self.assembler.feed(piece.tokens)
+        text += self.assembler.finish() if piece.finish else ""
+        return Event(self.index, text, piece.tokens, tuple(entries), piece.finish, first)
+
+    def _entries(self, tokens: Sequence[int], logprobs: Iterable[TokenLogprobs]) -> list[Entry]:
+        pairs = zip(tokens, logprobs, strict=False)  # no logprobs at all when nobody asked
+        return [Entry(token, one.logprob, one.top, self._offsets.place(token)) for token, one in pairs]
+
+    def _prompt_entries(self, logprobs: Sequence[TokenLogprobs]) -> list[Entry]:
+        if not self.echo.tokens:
+            return []
+        offsets = Offsets(self.tokens)
+        entries = [Entry(self.echo.tokens[0], None, (), offsets.place(self.echo.tokens[0]))]
+        for token, one in zip(self.echo.tokens[1:], logprobs, strict=True):
+            entries.append(Entry(token, one.logprob, one.top, offsets.place(token)))
+        return entries

@@ -1,0 +1,139 @@
+"""What every request passes before a route sees it: request id, access log, errors, CORS, the API key.
+
+Plain ASGI throughout, so that a streamed answer is never buffered or copied.
+"""
+
+import hmac
+import logging
+import time
+import traceback
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from verdraft.server.errors import ApiError, internal_error, invalid_api_key
+from verdraft.server.responses import error_response
+
+logger = logging.getLogger("verdraft.server")
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # never need a key
+MAX_REQUEST_ID = 128  # characters
+EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "WWW-Authenticate")
+
+
+class RequestIds:
+    """Outermost: labels the response, and writes the one line that each request gets in the log."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request_id = usable_request_id(Headers(scope=scope).get("x-request-id"))
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        started = time.monotonic()
+
+        async def labelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                state["status"] = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, labelled)
+        finally:
+            _log(scope, time.monotonic() - started)
+
+
+def usable_request_id(value: str | None) -> str:
+    """The client's label when it is 1 to 128 printable ASCII characters, else a new one."""
+    if value and len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable():
+        return value
+    return uuid.uuid4().hex
+
+
+def _log(scope: Scope, seconds: float) -> None:
+    """Counts only: never a prompt, an output, a query string or a header but the request id."""
+    state = scope["state"]
+    quiet = scope["path"] in OPEN_PATHS
+    logger.log(
+        logging.DEBUG if quiet else logging.INFO,
+        "request %r: %s %r -> %s in %.3f s%s",
+        state["request_id"],
+        scope["method"],
+        scope["path"][:80],
+        state.get("status", "no answer"),
+        seconds,
+        state.get("counts", ""),
+    )
+
+
+class Errors:
+    """Turns what nobody caught into the error object; after the first byte the connection is cut instead."""
+
+    def __init__(self, app: ASGIApp, count: Callable[[ApiError], None]) -> None:
+        self.app = app
+        self.count = count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except Exception as error:
+            answer = error if isinstance(error, ApiError) else _unexpected(error)
+            if started:
+                return
+            self.count(answer)
+            await error_response(answer)(scope, receive, send)
+
+
+def _unexpected(error: Exception) -> ApiError:
+    """The log gets the place, not the exception's text: that may quote a prompt."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("an unexpected %s:\n%s", type(error).__name__, frames)
+    return internal_error()
+
+
+class ApiKeys:
+    """Every path but the open ones needs `Authorization: Bearer <key>`; OPTIONS never does."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self.app = app
+        self.key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS" and not self._allowed(scope):
+            raise invalid_api_key()
+        await self.app(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = given.partition(b" ")
+        return bool(hmac.compare_digest(key.strip(), self.key)) and scheme.lower() == b"bearer"
+
+
+def wrap(app: ASGIApp, api_key: str | None, count: Callable[[ApiError], None]) -> ASGIApp:
+    """The whole stack around `app`, innermost first."""
+    wrapped: Any = ApiKeys(app, api_key) if api_key else app
+    wrapped = Errors(wrapped, count)
+    wrapped = CORSMiddleware(
+        wrapped,
+        allow_origins=["*"],
+        allow_methods=["*"],
+        allow_headers=["*"],
+        allow_private_network=True,
+        expose_headers=EXPOSED_HEADERS,
+    )
+    return RequestIds(wrapped)

@@ -1,0 +1,111 @@
+"""From a request's bytes to what the engine needs: parsed, rendered, tokenised. Runs in a worker thread."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from verdraft.scheduler.request import NeverStop, Request, StopCheck
+from verdraft.server.assembler import TextAssembler
+from verdraft.server.choices import Echo
+from verdraft.server.jsonbody import parse_body
+from verdraft.server.parse_chat import parse_chat
+from verdraft.server.parse_completion import parse_completion
+from verdraft.server.requests import GenerationOptions, Limits
+from verdraft.server.service import Text
+from verdraft.server.stops import StopSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """One HTTP request. `param` names the field that holds the prompt."""
+
+    options: GenerationOptions
+    prompts: tuple[Sequence[int], ...]
+    echoes: tuple[Echo, ...]  # one for each prompt
+    prediction: Sequence[int]
+    stops: StopSet
+    text: Text
+    param: str
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.options.n
+
+    def assembler(self) -> TextAssembler:
+        """A fresh one: a choice needs one for its text, and one more to stop at a stop string."""
+        sampling = self.options.sampling
+        invisible = self.text.eos | sampling.stop_token_ids
+        return TextAssembler(self.text.tokenizer.token_bytes, self.stops, sampling.min_tokens, invisible)
+
+    def requests(self, response_id: str, arrived: float) -> list[Request]:
+        """The engine's requests, by prompt, then choice: the order of the response's choices."""
+        options = self.options
+        return [
+            Request(
+                id=response_id,
+                prompt=prompt,
+                params=options.sampling,
+                choice=choice,
+                speculation=options.speculation,
+                prediction=self.prediction,
+                cache_salt=options.cache_salt,
+                priority=options.priority,
+                stop=self._stop_check(),
+                fault=options.fault,
+                arrived=arrived,
+            )
+            for prompt in self.prompts
+            for choice in range(options.n)
+        ]
+
+    def _stop_check(self) -> StopCheck:
+        return self.assembler() if self.options.stop else NeverStop()
+
+
+Prepare: TypeAlias = Callable[[bytes, str | None, Text, Limits], Prepared]
+
+
+def prepare_chat(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
+    """/v1/chat/completions. Raises ApiError."""
+    request = parse_chat(parse_body(body, content_type), limits)
+    return Prepared(
+        options=request.options,
+        prompts=(text.template.encode(request.prompt),),
+        echoes=(Echo(),),
+        prediction=_prediction(request.options, text),
+        stops=StopSet(request.options.stop),
+        text=text,
+        param="messages",
+    )
+
+
+def prepare_completion(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
+    """/v1/completions. Raises ApiError."""
+    request = parse_completion(parse_body(body, content_type), limits)
+    prompts = tuple(_ids(prompt, text) for prompt in request.prompts)
+    with_logprobs = request.options.sampling.logprobs is not None
+    echoes = (
+        Echo(_shown(given, text), ids if with_logprobs else ())
+        for given, ids in zip(request.prompts, prompts, strict=True)
+    )
+    return Prepared(
+        options=request.options,
+        prompts=prompts,
+        echoes=tuple(echoes) if request.echo else (Echo(),) * len(prompts),
+        prediction=_prediction(request.options, text),
+        stops=StopSet(request.options.stop),
+        text=text,
+        param="prompt",
+    )
+
+
+def _ids(prompt: str | tuple[int, ...], text: Text) -> Sequence[int]:
+    return text.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+
+
+def _shown(prompt: str | tuple[int, ...], text: Text) -> str:
+    return prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt, show_special=True)
+
+
+def _prediction(options: GenerationOptions, text: Text) -> Sequence[int]:
+    return text.tokenizer.encode(options.prediction, allow_special=False) if options.prediction else ()

@@ -1,0 +1,74 @@
+"""What a request used and how its speculation went (HTTP contract, sections 7 and 9), summed over its choices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verdraft.scheduler.outputs import SourceStats, Summary
+from verdraft.spec.draft import Source
+
+
+@dataclass(slots=True)
+class Report:
+    """add() every choice's summary; then usage() and speculation()."""
+
+    prompt_lens: Sequence[int]  # tokens, one for each prompt
+    n: int
+    mode: str  # what `speculation` meant for this request
+    with_prediction: bool
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    num_steps: int = 0
+    sources: dict[Source, SourceStats] = field(default_factory=dict)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self.prompt_lens)
+
+    def add(self, index: int, summary: Summary) -> None:
+        """`index` is the response's choice index; a prompt's first choice speaks for its cached tokens."""
+        self.completion_tokens += summary.num_output_tokens
+        if index % self.n == 0:
+            self.cached_tokens += summary.cached_tokens
+        self.num_steps += summary.spec.num_steps
+        for source, stats in summary.spec.sources.items():
+            total = self.sources.setdefault(source, SourceStats())
+            total.num_drafts += stats.num_drafts
+            total.num_draft_tokens += stats.num_draft_tokens
+            total.num_accepted_tokens += stats.num_accepted_tokens
+
+    def usage(self) -> dict[str, Any]:
+        """The `usage` object; the prediction's two numbers only when a prediction was sent."""
+        usage: dict[str, Any] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+        if self.with_prediction:
+            stats = self.sources.get("prediction", SourceStats())
+            usage["completion_tokens_details"] = {
+                "accepted_prediction_tokens": stats.num_accepted_tokens,
+                "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
+            }
+        return usage
+
+    def speculation(self) -> dict[str, Any]:
+        """The `speculation` object."""
+        drafted = sum(stats.num_draft_tokens for stats in self.sources.values())
+        accepted = sum(stats.num_accepted_tokens for stats in self.sources.values())
+        return {
+            "mode": self.mode,
+            "num_spec_steps": self.num_steps,
+            "num_draft_tokens": drafted,
+            "num_accepted_draft_tokens": accepted,
+            "mean_acceptance_length": 1.0 + (accepted / self.num_steps if self.num_steps else 0.0),
+            "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+            "sources": {
+                source: {
+                    "num_draft_tokens": stats.num_draft_tokens,
+                    "num_accepted_draft_tokens": stats.num_accepted_tokens,
+                }
+                for source, stats in self.sources.items()
+            },
+        }

@@ -1,0 +1,127 @@
+"""POST /v1/chat/completions and POST /v1/completions, as plain ASGI: a client that leaves ends the work at once."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from verdraft.scheduler.errors import EngineError
+from verdraft.server.answers import Answer, ChatAnswer, CompletionAnswer
+from verdraft.server.connection import ClientGone, read_body, while_connected
+from verdraft.server.exchange import Exchange
+from verdraft.server.generation import Generation
+from verdraft.server.lifecycle import Lifecycle
+from verdraft.server.metrics import Metrics
+from verdraft.server.prepare import Prepare, Prepared, prepare_chat, prepare_completion
+from verdraft.server.report import Report
+from verdraft.server.responses import JsonResponse, refused, request_timeout
+from verdraft.server.service import Service
+from verdraft.server.sse import EventStream, SlowReader
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs between the two endpoints."""
+
+    id_prefix: str
+    prepare: Prepare
+    answer: Callable[..., Answer]
+
+
+CHAT = Dialect("chatcmpl-", prepare_chat, ChatAnswer)
+COMPLETION = Dialect("cmpl-", prepare_completion, CompletionAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateEndpoint:
+    """An ASGI application for one path. `timeout` in seconds, 0: none."""
+
+    dialect: Dialect
+    lifecycle: Lifecycle[Service]
+    metrics: Metrics
+    max_body_bytes: int
+    timeout: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self.lifecycle.admit()
+        generation = Generation(self.dialect.id_prefix + uuid.uuid4().hex, self.metrics)
+        generation.limit(self.timeout, request_timeout(self.timeout))
+        with self.lifecycle.track(generation):
+            try:
+                body = await read_body(scope, receive, self.max_body_bytes)
+                await while_connected(receive, self._answer(scope, send, service, generation, body))
+            except (ClientGone, SlowReader):
+                pass  # counted where the work was cut; nobody is left to answer
+            finally:
+                await generation.close()
+
+    async def _answer(self, scope: Scope, send: Send, service: Service, generation: Generation, body: bytes) -> None:
+        try:
+            prepared = await self._prepare(scope, service, body)
+        except asyncio.CancelledError:
+            self.metrics.aborted.inc()
+            raise
+        generation.bounded = prepared.options.stream
+        self._submit(service, generation, prepared)
+        exchange = self._exchange(service, generation, prepared)
+        try:
+            await self._send(exchange, prepared, scope, send)
+        except (asyncio.CancelledError, SlowReader):
+            exchange.settle("abort")
+            raise
+        except Exception:
+            exchange.settle("error")
+            raise
+        finally:
+            scope["state"]["counts"] = _counts(exchange)
+
+    async def _prepare(self, scope: Scope, service: Service, body: bytes) -> Prepared:
+        content_type = Headers(scope=scope).get("content-type")
+        return await service.workers.run(
+            len(body), self.dialect.prepare, body, content_type, service.text, service.limits
+        )
+
+    def _submit(self, service: Service, generation: Generation, prepared: Prepared) -> None:
+        try:
+            generation.submit(service.engine.submit, prepared.requests(generation.id, generation.started))
+        except EngineError as error:
+            raise refused(error, prepared.param, service.limits.max_model_len) from None
+        for prompt in prepared.prompts:
+            self.metrics.prompt(len(prompt))
+
+    def _exchange(self, service: Service, generation: Generation, prepared: Prepared) -> Exchange:
+        options = prepared.options
+        answer = self.dialect.answer(
+            id=generation.id,
+            model=service.limits.model,
+            created=int(time.time()),
+            tokens=service.text.tokenizer,
+            prompts=prepared.prompts,
+            n=options.n,
+            with_ids=options.return_token_ids,
+            logprobs=options.sampling.logprobs,
+        )
+        mode = service.config.speculation if options.speculation == "auto" else options.speculation
+        lens = [len(prompt) for prompt in prepared.prompts]
+        report = Report(lens, options.n, mode, options.prediction is not None)
+        return Exchange(generation, prepared, answer, report, self.metrics)
+
+    async def _send(self, exchange: Exchange, prepared: Prepared, scope: Scope, send: Send) -> None:
+        if prepared.options.stream:
+            await exchange.stream(EventStream(send))
+            return
+        response = JsonResponse(await exchange.whole())
+        await response(scope, _never_received, send)
+
+
+async def _never_received() -> dict[str, str]:
+    raise AssertionError("a plain response reads nothing")
+
+
+def _counts(exchange: Exchange) -> str:
+    report = exchange.report
+    return f", prompt_tokens={report.prompt_tokens}, completion_tokens={report.completion_tokens}, {exchange.reason}"

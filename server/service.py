@@ -1,0 +1,64 @@
+"""What answers requests once the model is loaded: the engine, the text side and the numbers that clients may see."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
+
+from verdraft.scheduler.async_engine import AsyncEngine
+from verdraft.scheduler.config import EngineConfig
+from verdraft.server.chat_template import ChatTemplate
+from verdraft.server.requests import Limits
+from verdraft.server.tokenizer import TextTokenizer
+
+SMALL_BODY = 16 << 10  # bytes; longer ones are tokenised in a queue of their own
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class TextWorkers:
+    """Threads that parse, render and tokenise, so that the event loop never does. Short bodies do not wait for long."""
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(2, thread_name_prefix="verdraft-text")
+        self._long = ThreadPoolExecutor(2, thread_name_prefix="verdraft-long-text")
+
+    async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`work(*args, **kwargs)` in a thread; `size` is the length of the body it works on."""
+        pool = self._short if size <= SMALL_BODY else self._long
+        return await asyncio.get_running_loop().run_in_executor(pool, lambda: work(*args, **kwargs))
+
+    def close(self) -> None:
+        """Start nothing more."""
+        for pool in (self._short, self._long):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A model's text side. Safe in any thread."""
+
+    tokenizer: TextTokenizer
+    template: ChatTemplate
+    eos: frozenset[int]  # never shown, special or not
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Built in one place, the command line."""
+
+    limits: Limits
+    config: EngineConfig
+    text: Text
+    engine: AsyncEngine
+    workers: TextWorkers
+    created: int  # seconds since 1970
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def close(self) -> None:
+        """End the engine's thread; requests that still run get finish "abort"."""
+        self.workers.close()
+        await self.engine.close()

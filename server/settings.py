@@ -1,0 +1,140 @@
+"""The server's settings, defined once: every field is a flag, a VERDRAFT_ variable and a key of the YAML file.
+
+Nothing heavy is imported here, so that `verdraft --help` is quick.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import yaml
+from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+PREFIX = "VERDRAFT_"
+
+
+class SettingsError(Exception):
+    """An unknown flag, a value out of range or a contradiction; the message is one line that names it."""
+
+
+class Settings(BaseSettings):
+    """Priority: flags, then environment variables, then the YAML file, then these defaults."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, protected_namespaces=()
+    )
+
+    model: Annotated[str | None, Field(description="folder, hub id or .gguf file; the demo model when left out")] = None
+    served_model_name: Annotated[
+        str | None, Field(min_length=1, description="the model's name for clients; default: the folder's name")
+    ] = None
+    host: Annotated[str, Field(min_length=1, description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
+    api_key: Annotated[SecretStr | None, Field(min_length=1, description="key that clients must send")] = None
+    max_model_len: Annotated[
+        int | None, Field(ge=2, description="longest prompt and output together, in tokens; default: the model's")
+    ] = None
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="sequences decoded together")] = 16
+    max_queue: Annotated[int, Field(ge=0, description="requests that may wait beyond those; the next gets 429")] = 256
+    max_batch_tokens: Annotated[int, Field(ge=1, description="tokens in one step, all sequences together")] = 256
+    max_body_bytes: Annotated[int, Field(ge=1024, description="longest request body")] = 4 << 20
+    kv_blocks: Annotated[int | None, Field(ge=2, description="blocks in the KV pool; default: as memory allows")] = None
+    block_size: Annotated[int, Field(ge=1, le=1024, description="tokens in a block")] = 16
+    memory_fraction: Annotated[
+        float | None, Field(gt=0, le=1, description="part of the free memory that the KV pool may take")
+    ] = None
+    speculation: Annotated[
+        Literal["auto", "off", "suffix"], Field(description="what a request's speculation `auto` means")
+    ] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="float type")] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the model runs")] = "auto"
+    kernels: Annotated[str, Field(min_length=1, description="kernel backend: auto, torch, cpu")] = "auto"
+    threads: Annotated[int | None, Field(ge=1, description="CPU threads for the model; default: one a core")] = None
+    request_timeout: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="seconds for waiting and running together; 0: none")
+    ] = 600.0
+    drain_timeout: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="seconds that running requests get after SIGTERM")
+    ] = 30.0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least level to log")] = "info"
+    config: Annotated[Path | None, Field(description="YAML file with these settings")] = None
+
+    @model_validator(mode="after")
+    def _no_contradiction(self) -> "Settings":
+        if self.kv_blocks is not None and self.memory_fraction is not None:
+            raise ValueError("--kv-blocks and --memory-fraction both set the size of the KV pool; give one of them")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        path = init_settings().get("config") or os.environ.get(f"{PREFIX}CONFIG")
+        if not path:
+            return init_settings, env_settings
+        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one line on stderr instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of Settings; MODEL is the only positional argument."""
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help=Settings.model_fields["model"].description)
+    for name, field in Settings.model_fields.items():
+        if name == "model":
+            continue
+        default = "" if field.default is None else f" (default: {field.default})"
+        help_text = f"{field.description}{default}".replace("%", "%%")
+        parser.add_argument(flag(name), metavar="X", default=argparse.SUPPRESS, help=help_text)
+
+
+def flag(name: str) -> str:
+    """`max_queue` -> `--max-queue`."""
+    return "--" + name.replace("_", "-")
+
+
+def resolve_settings(flags: dict[str, Any]) -> Settings:
+    """Settings from parsed flags, the environment and the YAML file. Raises SettingsError."""
+    path = flags.get("config") or os.environ.get(f"{PREFIX}CONFIG")
+    if path and not Path(path).is_file():
+        raise SettingsError(f"--config: there is no file {str(path)!r}")
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError(_one_line(error)) from None
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise SettingsError(f"--config: {path} is not a YAML file of settings: {_flat(error)}") from None
+
+
+def parse_flags(argv: Sequence[str]) -> Settings:
+    """Settings from command line arguments alone, as `verdraft serve` reads them. Raises SettingsError."""
+    parser = Parser(prog="verdraft serve", allow_abbrev=False)
+    add_flags(parser)
+    return resolve_settings(vars(parser.parse_args(argv)))
+
+
+def _one_line(error: ValidationError) -> str:
+    """Every problem, without the values: one of them may be the key."""
+    parts = []
+    for problem in error.errors(include_url=False, include_input=False):
+        name = ".".join(str(part) for part in problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        parts.append(f"{flag(name)}: {message}" if name else message)
+    return "; ".join(parts)
+
+
+def _flat(error: Exception) -> str:
+    return " ".join(str(error).split())

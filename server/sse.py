@@ -1,0 +1,54 @@
+"""Server-sent events on a plain ASGI connection: framing, headers and the slow reader rule. Knows no chunk's shape."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+from starlette.types import Send
+
+PATIENCE_SECONDS = 30.0  # a client that takes nothing for this long is given up
+DONE = b"data: [DONE]\n\n"
+HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+
+class SlowReader(Exception):
+    """The client has taken nothing for PATIENCE_SECONDS, or is too far behind."""
+
+
+def frame(payloads: Iterable[Any]) -> bytes:
+    """One `data:` event for each payload."""
+    return b"".join(b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads)
+
+
+class EventStream:
+    """One answer. open(), then write() as often as there is something, then end()."""
+
+    def __init__(self, send: Send, patience: float = PATIENCE_SECONDS) -> None:
+        self._send = send
+        self._patience = patience
+        self.opened = False
+
+    async def open(self) -> None:
+        """Status 200 and the headers; from here on errors are events."""
+        self.opened = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+
+    async def write(self, frames: bytes) -> None:
+        """Waits while the connection's own small buffer is full. Raises SlowReader."""
+        await self._body(frames, more=True)
+
+    async def end(self, frames: bytes = b"") -> None:
+        """`frames`, then [DONE] and the end of the body. Raises SlowReader."""
+        await self._body(frames + DONE, more=False)
+
+    async def _body(self, frames: bytes, more: bool) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._send({"type": "http.response.body", "body": frames, "more_body": more})
+        except TimeoutError:
+            raise SlowReader from None
