@@ -24,10 +24,10 @@ class Heads:
     head_dim: int
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [T, (heads + 2 kv_heads) * dim]
-        """q [T, heads, dim], k and v [T, kv_heads, dim], contiguous as kernels want them (free for one token)."""
+        """q [T, heads, dim], k and v [T, kv_heads, dim]: views with strided rows."""
         rows = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = rows.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
-        return q.contiguous(), k.contiguous(), v.contiguous()
+        return q, k, v
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,4 +113,8 @@ def no_head_norm(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 def head_norms(q_norm: Norm, k_norm: Norm) -> Prepare:
     """Norms over every head of queries and keys."""
-    return lambda q, k: (q_norm(q), k_norm(k))
+    return lambda q, k: (_each_head(q_norm, q), _each_head(k_norm, k))
+
+
+def _each_head(norm: Norm, x: Tensor) -> Tensor:  # [T, heads, dim]
+    return norm(x.reshape(-1, x.shape[-1])).view(x.shape)

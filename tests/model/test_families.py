@@ -94,3 +94,10 @@ def test_a_rejected_token_leaves_no_trace(family_path: Path, expected: Tensor, r
     sequence.feed([*PROMPT[:20], 5, 6, 7, 8])
     sequence.length = 20
     assert largest_difference(sequence.feed(PROMPT[20:]), expected[20:]) < 1e-4
+
+
+def test_an_exact_backend_gives_the_same_bits_however_it_is_cut(family_path: Path, runner: Any) -> None:
+    whole = runner(family_path).feed(PROMPT)
+    sequence = runner(family_path)
+    cut = torch.cat([sequence.feed(PROMPT[:30]), *(sequence.feed([token]) for token in PROMPT[30:])])
+    assert torch.equal(cut, whole) or not runner.kernels.exact
