@@ -6,7 +6,7 @@ in a worker thread: encoding releases the GIL, and nothing changes after constru
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class TextTokenizer:
         self._control_ids = {entry["content"]: entry["id"] for entry in controls}
         self._strips = {entry["content"]: (entry["lstrip"], entry["rstrip"]) for entry in controls}
         self._control = _alternatives(self._control_ids)
+        self._markup = _alternatives(e["content"] for e in controls if not e["special"] and "|" not in e["content"])
         self._parsing = _load(spec, literal=False)
         self._literal = _load(_without_controls(spec), literal=True)
         self._literal_inner = _load(_without_controls(_without_first_prefix(spec)), literal=True)
@@ -49,6 +50,15 @@ class TextTokenizer:
     def count_controls(self, text: str) -> int:
         """How many tokens special-token parsing would cut out of `text`."""
         return sum(1 for _ in self._control.finditer(text)) if self._control_ids else 0
+
+    def change_outside_markup(self, text: str, change: Callable[[str], str]) -> str:
+        """`text` with everything changed but markup: control texts such as <think> that mark no turn."""
+        pieces: list[str] = []
+        end = 0
+        for match in self._markup.finditer(text):
+            pieces += [change(text[end : match.start()]), match[0]]
+            end = match.end()
+        return "".join([*pieces, change(text[end:])])
 
     def encode(self, text: str, allow_special: bool) -> list[int]:
         """Ids of `text` alone, without BOS; with `allow_special` special-token text becomes special tokens."""
