@@ -1,0 +1,115 @@
+"""From settings to a service: device, kernels, model, KV pool, engine, text. Everything heavy is imported here."""
+
+import os
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from verdraft.kernels.base import Kernels
+from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.load import load_model
+from verdraft.model.source import resolve_model, served_name
+from verdraft.model.transformer import Transformer
+from verdraft.scheduler.async_engine import AsyncEngine
+from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.engine import Engine
+from verdraft.server.chat_template import ChatTemplate
+from verdraft.server.requests import Limits
+from verdraft.server.service import Service, Text, TextWorkers
+from verdraft.server.settings import Settings, SettingsError
+from verdraft.server.tokenizer import TextTokenizer
+
+CPU_FRACTION, GPU_FRACTION = 0.25, 0.85  # of the free memory, unless --memory-fraction says otherwise
+
+
+def build_service(settings: Settings) -> Service:
+    """Takes seconds. Raises ModelError, KernelUnavailable or SettingsError: one sentence each."""
+    path = resolve_model(settings.model)
+    engine = build_engine(settings, path)
+    text = build_text(path, engine.config.eos_token_ids)
+    limits = Limits(
+        model=settings.served_model_name or served_name(settings.model),
+        vocab_size=text.tokenizer.vocab_size,
+        max_model_len=engine.config.max_model_len,
+        test_hooks=os.environ.get("VERDRAFT_TEST_HOOKS") == "1",
+    )
+    return Service(
+        limits=limits,
+        config=engine.config,
+        text=text,
+        engine=AsyncEngine(engine),
+        workers=TextWorkers(),
+        created=int(time.time()),
+    )
+
+
+def build_text(path: Path, eos: frozenset[int]) -> Text:
+    """The text side of the model in `path`. Raises ModelError."""
+    tokenizer = TextTokenizer(path)
+    return Text(tokenizer, ChatTemplate(path, tokenizer), eos)
+
+
+def build_engine(settings: Settings, path: Path) -> Engine:
+    """The model in `path`, loaded, with a KV pool. Raises ModelError, KernelUnavailable or SettingsError."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = _device(settings)
+    dtype = _dtype(settings, device)
+    kernels = choose_kernels(settings.kernels, device, dtype)
+    _check_block_size(settings, kernels)
+    model = load_model(path, kernels, dtype, device)
+    return Engine(model, _engine_config(settings, model))
+
+
+def _device(settings: Settings) -> torch.device:
+    available = torch.cuda.is_available()
+    if settings.device == "cuda" and not available:
+        raise SettingsError("--device: cuda was asked for, but torch finds no GPU")
+    if settings.device == "auto":
+        return torch.device("cuda" if available and settings.kernels != "cpu" else "cpu")
+    return torch.device(settings.device)
+
+
+def _dtype(settings: Settings, device: torch.device) -> torch.dtype:
+    """float32 on a CPU: exact and, for lack of native half types, also quick."""
+    if settings.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    chosen: torch.dtype = getattr(torch, settings.dtype)
+    return chosen
+
+
+def _check_block_size(settings: Settings, kernels: Kernels) -> None:
+    if kernels.page_sizes and settings.block_size not in kernels.page_sizes:
+        sizes = ", ".join(map(str, kernels.page_sizes))
+        raise SettingsError(f"--block-size: the {kernels.name} kernels need one of {sizes}, got {settings.block_size}")
+
+
+def _engine_config(settings: Settings, model: Transformer) -> EngineConfig:
+    longest = model.config.max_model_len
+    max_model_len = settings.max_model_len or longest
+    if max_model_len > longest:
+        raise SettingsError(f"--max-model-len: the model was trained for at most {longest} tokens, got {max_model_len}")
+    return EngineConfig(
+        max_model_len=max_model_len,
+        num_blocks=settings.kv_blocks or _num_blocks(settings, model, max_model_len),
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_queue=settings.max_queue,
+        max_batch_tokens=settings.max_batch_tokens,
+        speculation="suffix" if settings.speculation == "auto" else settings.speculation,
+        eos_token_ids=model.config.eos_token_ids,
+    )
+
+
+def _num_blocks(settings: Settings, model: Transformer, max_model_len: int) -> int:
+    """As memory allows, but no more than all sequences at full length can use."""
+    on_gpu = model.device.type == "cuda"
+    free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else psutil.virtual_memory().available
+    fraction = settings.memory_fraction or (GPU_FRACTION if on_gpu else CPU_FRACTION)
+    affordable = int(free * fraction) // (model.kv_bytes_per_token * settings.block_size)
+    useful = settings.max_num_seqs * -(-max_model_len // settings.block_size)
+    if affordable < 2:
+        raise SettingsError(f"the KV pool needs more memory than {fraction:.0%} of what is free; see --memory-fraction")
+    return min(affordable, useful)

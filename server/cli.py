@@ -1,0 +1,69 @@
+"""The `verdraft` command. What is heavy is imported inside the commands, so that --help is quick."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+import verdraft
+from verdraft.server.settings import Parser, SettingsError, add_flags, resolve_settings
+
+Command = Callable[[argparse.Namespace], None]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Exit code 0 after a clean end, 2 with one line on stderr for anything the user can put right."""
+    try:
+        arguments = _parser().parse_args(argv)
+        command: Command = arguments.command
+        command(arguments)
+    except SettingsError as error:
+        _refuse(error)
+
+
+def _refuse(error: Exception) -> None:
+    print(f"verdraft: {' '.join(str(error).split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="verdraft", description=(verdraft.__doc__ or "").splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"verdraft {verdraft.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="answer OpenAI-compatible HTTP requests", allow_abbrev=False)
+    add_flags(serve)
+    serve.set_defaults(command=_serve)
+    pull = commands.add_parser("pull", help="fetch a model into the local cache", allow_abbrev=False)
+    pull.add_argument("model", nargs="?", help="hub id or .gguf file; the demo model when left out")
+    pull.set_defaults(command=_pull)
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    settings = resolve_settings({name: value for name, value in vars(arguments).items() if name != "command"})
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    for chatty in ("uvicorn", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    from verdraft.server.build import build_service
+    from verdraft.server.serve import run
+
+    _user_errors(lambda: run(settings, lambda: build_service(settings)))
+
+
+def _pull(arguments: argparse.Namespace) -> None:
+    from verdraft.model.source import resolve_model
+
+    _user_errors(lambda: print(resolve_model(arguments.model)))
+
+
+def _user_errors(work: Callable[[], None]) -> None:
+    """Say in one line what the user can put right: a model, a kernel backend, a setting."""
+    from verdraft.kernels.base import KernelUnavailable
+    from verdraft.model.errors import ModelError
+
+    try:
+        work()
+    except (ModelError, KernelUnavailable) as error:
+        _refuse(error)

@@ -1,0 +1,116 @@
+"""The life of a server process: bind, answer while the model loads, serve, drain, end."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+
+import orjson
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from verdraft.server.app import build_app
+from verdraft.server.errors import invalid_json
+from verdraft.server.lifecycle import Lifecycle
+from verdraft.server.service import Service
+from verdraft.server.settings import Settings, SettingsError
+
+logger = logging.getLogger("verdraft.server")
+
+KEEP_ALIVE_SECONDS = 90  # idle connections; clients' pools expect more than 60
+CLOSE_SECONDS = 3  # for open connections, after the last answer
+BACKLOG = 2048
+
+
+class Protocol(HttpToolsProtocol):
+    """uvicorn's, but what is not HTTP at all gets the error object too."""
+
+    def send_400_response(self, msg: str) -> None:
+        body = orjson.dumps(invalid_json("the request is not valid HTTP").body())
+        head = (
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body)
+        )
+        self.transport.write(head + body)
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, but signals are the lifecycle's business."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(settings: Settings) -> socket.socket:
+    """Raises SettingsError when the address cannot be used."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or str(error)
+        raise SettingsError(f"cannot listen on {settings.host} port {settings.port}: {reason}") from None
+    return sock
+
+
+def run(settings: Settings, load: Callable[[], Service]) -> None:
+    """Serve until a signal says stop. `load` runs in a thread; what it raises ends the server."""
+    sock = bind(settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(settings, sock, load))
+
+
+async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Service]) -> None:
+    lifecycle: Lifecycle[Service] = Lifecycle()
+    lifecycle.install_signals()
+    server = Server(_config(build_app(settings, lifecycle)))
+    serving = asyncio.create_task(server.serve([sock]))
+    try:
+        service = await asyncio.to_thread(load)
+        await service.start()
+        lifecycle.ready(service)
+        _announce(service, sock)
+        await lifecycle.stopping.wait()
+        await lifecycle.drain(settings.drain_timeout)
+        await service.close()
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )
+
+
+def _announce(service: Service, sock: socket.socket) -> None:
+    host, port = sock.getsockname()[:2]
+    config = service.config
+    logger.info(
+        "ready: %s on http://%s:%d, %d tokens of context, %d KV blocks of %d tokens, speculation %s",
+        service.limits.model,
+        f"[{host}]" if ":" in host else host,
+        port,
+        config.max_model_len,
+        config.num_blocks,
+        config.block_size,
+        config.speculation,
+    )
