@@ -112,7 +112,8 @@ class NativeOps:
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         tokens, half = cos.shape
         assert q.shape[2] == k.shape[2] == 2 * half, "cos: expected half a head's width"
-        assert _stride(cos) == _stride(sin) == half, "cos, sin: expected contiguous"
+        assert cos.dtype == sin.dtype == torch.float32
+        assert cos.is_contiguous() is sin.is_contiguous() is True
         self._rope(
             q.data_ptr(),
             _stride(q),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
-from verdraft.kernels.torch_ref import TorchKernels, TorchKV, attend_one
+from verdraft.kernels.torch_ref import TorchKernels, TorchKV
 
 
 class PortableOps:
@@ -34,8 +34,7 @@ class PortableOps:
             begin, end = cu_q[row], cu_q[row + 1]
             for i in range(begin, end):
                 limit = k_len - (end - 1 - i)
-                # A copy of the row, because alignment may choose another code path in the library below.
-                out[i] = attend_one(q[i : i + 1].clone(), k[:limit], v[:limit], scale)[0]
+                out[i] = _attend_row(q[i], k[:limit], v[:limit], scale)
         return out
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -59,3 +58,16 @@ class PortableOps:
         for row, into in zip(gate_up, out, strict=True):
             torch.mul(F.silu(row[:inner]), row[inner:], out=into)
         return out
+
+
+def _attend_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """One query q [heads, dim] over k, v [keys, kv_heads, dim].
+
+    Products and sums along the last dimension instead of matrix products, whose bits depend on alignment and threads.
+    """
+    keys, kv_heads, dim = k.shape
+    grouped = (q * scale).view(kv_heads, -1, 1, dim)
+    scores = (grouped * k.transpose(0, 1).unsqueeze(1)).sum(-1)  # [kv_heads, group, keys]
+    weights = scores.softmax(-1).unsqueeze(2)
+    across = v.permute(1, 2, 0).contiguous().view(kv_heads, 1, dim, keys)
+    return (weights * across).sum(-1).view(q.shape)
