@@ -14,7 +14,7 @@ class SharedSuffixStore:
     """Outputs of finished sequences of one tenant; the oldest tokens go first. Prompts are never proposed."""
 
     def __init__(self, max_tokens: int) -> None:
-        """`max_tokens` bounds the memory: about 40 bytes a token, allocated as it is used."""
+        """`max_tokens` bounds the memory: about 50 bytes a token, allocated as it is used."""
         self._index = SuffixIndex(max_tokens, SHARED)
 
     def add(self, prompt_tail: Sequence[int], output: Sequence[int]) -> None:

@@ -1,6 +1,7 @@
 """The shared store and the drafter over both indexes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,46 +12,28 @@ PROMPT = list(range(200, 260))
 ANSWER = list(range(300, 340))
 
 
-def decode(drafter: SuffixDrafter, output: Sequence[int], limit: int = 16) -> list[Draft]:
-    """Commit `output` as verification would; the non-empty drafts on the way."""
-    drafts, done = [], 0
-    while done < len(output):
-        draft = drafter.propose(limit)
-        accepted = 0
-        while accepted < len(draft.tokens) and output[done + accepted : done + accepted + 1] == [
-            draft.tokens[accepted]
-        ]:
-            accepted += 1
-        drafter.extend(output[done : done + accepted + 1])
-        done += accepted + 1
-        if draft.tokens:
-            drafts.append(draft)
-    return drafts
+def run(
+    decode: Callable[..., Any], store: SharedSuffixStore | None, prompt: list[int], output: list[int]
+) -> list[Draft]:
+    """The non-empty drafts on the way to `output`."""
+    return [draft for draft in decode(SuffixDrafter(store), prompt, output).drafts if draft.tokens]
 
 
-def run(store: SharedSuffixStore | None, prompt: Sequence[int], output: Sequence[int]) -> list[Draft]:
-    drafter = SuffixDrafter(store)
-    drafter.start(prompt)
-    drafts = decode(drafter, output)
-    drafter.stop()
-    return drafts
-
-
-def test_a_repeated_request_is_drafted_from_its_first_token() -> None:
+def test_a_repeated_request_is_drafted_from_its_first_token(decode: Callable[..., Any]) -> None:
     store = SharedSuffixStore(10_000)
-    assert run(store, PROMPT, ANSWER) == []
-    drafts = run(store, PROMPT, ANSWER)
+    assert run(decode, store, PROMPT, ANSWER) == []
+    drafts = run(decode, store, PROMPT, ANSWER)
     assert drafts[0].tokens == tuple(ANSWER[:16])
     assert sum(len(draft.tokens) for draft in drafts) >= len(ANSWER) - len(drafts) - 1
     store.check_integrity()
 
 
-def test_without_a_store_nothing_is_shared() -> None:
+def test_without_a_store_nothing_is_shared(decode: Callable[..., Any]) -> None:
     store = SharedSuffixStore(10_000)
-    run(None, PROMPT, ANSWER)
+    run(decode, None, PROMPT, ANSWER)
     assert store.num_tokens == 0
-    run(store, PROMPT, ANSWER)
-    assert run(None, PROMPT, ANSWER) == []
+    run(decode, store, PROMPT, ANSWER)
+    assert run(decode, None, PROMPT, ANSWER) == []
 
 
 def test_the_prompt_tail_is_never_proposed() -> None:

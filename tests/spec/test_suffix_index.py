@@ -68,10 +68,11 @@ def test_bulk_and_single_appends_make_the_same_index(chunks: list[list[int]]) ->
         assert bulk.propose(context, 9) == single.propose(context, 9)
 
 
-@settings(max_examples=50)
-@given(st.randoms(use_true_random=False), st.integers(5, 40))
-def test_eviction_soak(rng: random.Random, max_tokens: int) -> None:
+@settings(max_examples=30)
+@given(st.integers(0, 10**9), st.integers(5, 40))
+def test_eviction_soak(seed: int, max_tokens: int) -> None:
     """Only the last max_tokens tokens can be found or proposed, whatever came before; nothing crosses a separator."""
+    rng = random.Random(seed)
     index = SuffixIndex(max_tokens, SMALL)
     stored: list[int] = []
     for _ in range(300):
@@ -117,8 +118,8 @@ def test_a_draft_is_never_longer_than_asked(history: list[int], limit: int) -> N
 def test_a_repetition_is_continued_as_before() -> None:
     passage = list(range(100, 140))
     index = index_of([*passage, 1, 2, 3, *passage[:12]])
-    draft = index.propose(index.context(64), 16)
-    assert draft.tokens == tuple(passage[12:28])
+    draft = index.propose(index.context(64), 12)
+    assert draft.tokens == tuple(passage[12:24])
     assert draft.match_len == 12
     assert draft.source == "suffix"
 
