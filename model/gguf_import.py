@@ -55,7 +55,7 @@ def convert_gguf(path: Path, folder: Path, progress: bool = True) -> None:
     metadata = {name: field.contents() for name, field in reader.fields.items()}
     config = hf_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
     write_tokenizer(metadata, folder, config["max_position_embeddings"])
-    for name, value in {"config.json": config, "generation_config.json": _generation_config(config)}.items():
+    for name, value in {"config.json": config, "generation_config.json": _generation_config(metadata)}.items():
         (folder / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     _write_weights(reader.tensors, config, folder, progress)
 
@@ -139,9 +139,10 @@ def _llama3_scaling(factors: NDArray[np.float32], head_dim: int, theta: float) -
     }
 
 
-def _generation_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
-    return {key: config[key] for key in ids if config[key] is not None}
+def _generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A turn's end (eot, eom) ends the text as eos does."""
+    ends = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    return {"eos_token_id": sorted({end for end in ends if end is not None})}
 
 
 def _write_weights(tensors: Sequence[Any], config: Mapping[str, Any], folder: Path, progress: bool) -> None:

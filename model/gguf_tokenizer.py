@@ -10,6 +10,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from verdraft.model.errors import ModelError
 
+# Values of tokenizer.ggml.pre that split text in the same way.
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+_QWEN2 = ("qwen2", "deepseek-r1-qwen")
+
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type
 
 _WORDS = (
@@ -30,6 +34,11 @@ class TokenizerMetadata:
     @property
     def tokens(self) -> list[str]:
         return list(self.get("tokens", ()))
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether text starts with the BOS token; Llama 3's does without saying so."""
+        return self.token("bos") is not None and bool(self.get("add_bos_token", self.get("pre") in _LLAMA3))
 
     def token(self, role: str) -> str | None:
         """The text of a special token: role is "bos", "eos", "padding" or "unknown"."""
@@ -52,7 +61,7 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path, max_len: int) -> 
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_len,
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": bool(source.get("add_bos_token", False)),
+        "add_bos_token": source.adds_bos,
         **special,
     }
     if template := metadata.get("tokenizer.chat_template"):
@@ -66,16 +75,16 @@ def build_tokenizer(source: TokenizerMetadata) -> Tokenizer:
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in source.get("merges", ()))]
     vocab = {token: index for index, token in enumerate(source.tokens)}
     kind = source.get("pre", "default")
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama-bpe"))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in _LLAMA3))
     tokenizer.pre_tokenizer = _pre_tokenizer(kind)
     tokenizer.decoder = decoders.ByteLevel()
-    if kind == "qwen2":
+    if kind in _QWEN2:
         tokenizer.normalizer = normalizers.NFC()
     for token, token_type in zip(source.tokens, source.get("token_type", ()), strict=False):
         if token_type in (_CONTROL, _USER_DEFINED):
             tokenizer.add_tokens([AddedToken(token, special=token_type == _CONTROL, normalized=False)])
-    bos = source.token("bos")
-    if source.get("add_bos_token", kind == "llama-bpe") and bos is not None:
+    if source.adds_bos:
+        bos = source.token("bos")
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, source.get("bos_token_id"))]
         )
@@ -83,17 +92,14 @@ def build_tokenizer(source: TokenizerMetadata) -> Tokenizer:
 
 
 def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
-    match kind:
-        case "smollm":
-            first: pre_tokenizers.PreTokenizer = pre_tokenizers.Digits(individual_digits=True)
-            return pre_tokenizers.Sequence([first, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-        case "llama-bpe" | "qwen2":
-            words = Regex(_WORDS % ("{1,3}" if kind == "llama-bpe" else ""))
-            first = pre_tokenizers.Split(words, behavior="isolated")
-            plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-            return pre_tokenizers.Sequence([first, plain])
-        case "gpt-2" | "default":
-            return pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind not in (*_LLAMA3, *_QWEN2))
+    if kind == "smollm":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
+    if kind in (*_LLAMA3, *_QWEN2):
+        words = Regex(_WORDS % ("{1,3}" if kind in _LLAMA3 else ""))
+        return pre_tokenizers.Sequence([pre_tokenizers.Split(words, behavior="isolated"), byte_level])
+    if kind in ("gpt-2", "default"):
+        return byte_level
     raise ModelError(f"the .gguf file splits text the {kind!r} way (tokenizer.ggml.pre), which is not supported")
 
 

@@ -70,6 +70,8 @@ def write_gguf(source: Path, target: Path, pre: str = "smollm", arch: str | None
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_chat_template("{{ messages[0]['content'] }}")
+    if "eot" in metadata:
+        writer.add_eot_token_id(metadata["eot"])
     if "rope_type" in metadata:
         writer.add_string(f"{config.family}.rope.scaling.type", metadata["rope_type"])
     for name, array in load_file(source / "model.safetensors").items():
@@ -146,6 +148,17 @@ def test_every_way_to_split_text(tiny_llama_path: Path, tmp_path: Path, pre: str
     folder = import_gguf(write_gguf(tiny_llama_path, tmp_path / "tiny.gguf", pre), progress=False)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.encode("121").tokens == expected
+
+
+def test_llama3_text_starts_with_bos_once(tiny_llama_path: Path, tmp_path: Path) -> None:
+    folder = import_gguf(write_gguf(tiny_llama_path, tmp_path / "tiny.gguf", "llama-bpe"), progress=False)
+    ids = AutoTokenizer.from_pretrained(folder).encode("hello")
+    assert ids == [1, TOKENS.index("hello")]
+
+
+def test_the_end_of_a_turn_ends_the_text(tiny_llama_path: Path, tmp_path: Path) -> None:
+    folder = import_gguf(write_gguf(tiny_llama_path, tmp_path / "tiny.gguf", eot=5), progress=False)
+    assert read_config(folder).eos_token_ids == {2, 5}
 
 
 def test_llama3_scaling_is_recognised(tiny_llama_path: Path, tmp_path: Path) -> None:
