@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verdraft.kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, gumbel_row, philox
@@ -28,6 +28,7 @@ def test_published_philox_vectors(counter: list[int], key: tuple[int, int], expe
     assert philox(np.array(counter, np.uint64)[:, None], key)[:, 0].tolist() == expected
 
 
+@settings(deadline=None)
 @given(
     SEEDS,
     st.integers(0, 127),

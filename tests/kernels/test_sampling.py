@@ -69,6 +69,7 @@ def scores_of(row: Row, temperature: float = 1.0) -> np.ndarray:
 rows = st.builds(random_row, st.integers(0, 10**6), st.sampled_from([1, 2, 7, 300, 2000]), st.sampled_from([0.1, 3.0]))
 
 
+@settings(deadline=None)
 @given(
     rows,
     st.sampled_from([0, 1, 2, 5, 50, 10**6]),
@@ -100,6 +101,7 @@ def test_filters_by_hand(params: LogitParams, kept: list[int]) -> None:
     assert kept_tokens(scores, params).tolist() == kept
 
 
+@settings(deadline=None)
 @given(
     rows,
     st.lists(st.integers(0, 299), max_size=30),
@@ -147,6 +149,7 @@ def test_the_row_is_not_modified() -> None:
     assert np.array_equal(row, before)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=200), st.lists(st.integers(0, 40), max_size=40))
 def test_history_is_a_stack_of_counts(operations: list[tuple[bool, int]], prompt: list[int]) -> None:
     params = LogitParams(repetition_penalty=1.1)
@@ -177,7 +180,7 @@ def slow_choice(row: Row, params: LogitParams, seed: int, choice: int, position:
     return max(kept, key=lambda i: (noisy[i], -i))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     rows,
     st.sampled_from([0.05, 0.7, 1.0, 2.0]),
@@ -270,6 +273,7 @@ def test_plain_greedy_is_said_only_where_the_argmax_is_the_law() -> None:
     assert not LogitParams(temperature=0, repetition_penalty=0.9).plain_greedy
 
 
+@settings(deadline=None)
 @given(rows, st.integers(0, 20), st.integers(0, 10**6))
 def test_logprobs_are_the_log_softmax(row: Row, top: int, chosen: int) -> None:
     chosen %= row.size

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verdraft.spec.acceptance import verify
@@ -42,6 +42,7 @@ def test_accepted_recovered_and_bonus(draft: tuple[int, ...], kept: list[int]) -
 small = st.integers(0, 2)
 
 
+@settings(deadline=None)
 @given(st.lists(small, max_size=8), st.lists(small, min_size=9, max_size=9))
 def test_the_draft_never_changes_the_tokens(draft: list[int], law: list[int]) -> None:
     kept = verify(Draft(tuple(draft)), RecordingTarget(law))

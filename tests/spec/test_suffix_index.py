@@ -31,6 +31,7 @@ def longest_match(stored: Sequence[int], context: Sequence[int], most: int) -> i
 tokens_of_few = st.lists(st.integers(0, 3), max_size=120)
 
 
+@settings(deadline=None)
 @given(tokens_of_few)
 def test_matches_are_real_and_as_long_as_they_say(history: list[int]) -> None:
     index = index_of(history, how=SMALL)
@@ -43,6 +44,7 @@ def test_matches_are_real_and_as_long_as_they_say(history: list[int]) -> None:
         assert at_bound or history[end - match.length - 1] != context[-match.length - 1]
 
 
+@settings(deadline=None)
 @given(tokens_of_few)
 def test_something_is_found_exactly_when_it_is_there(history: list[int]) -> None:
     """Up to the longest level the match is as long as the longest there is."""
@@ -53,6 +55,7 @@ def test_something_is_found_exactly_when_it_is_there(history: list[int]) -> None
     assert max((level for level in SMALL.levels if level <= longest), default=0) <= found
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=90), max_size=6))
 def test_bulk_and_single_appends_make_the_same_index(chunks: list[list[int]]) -> None:
     bulk, single = SuffixIndex(64, SMALL), SuffixIndex(64, SMALL)
@@ -68,7 +71,7 @@ def test_bulk_and_single_appends_make_the_same_index(chunks: list[list[int]]) ->
         assert bulk.propose(context, 9) == single.propose(context, 9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**9), st.integers(5, 40))
 def test_eviction_soak(seed: int, max_tokens: int) -> None:
     """Only the last max_tokens tokens can be found or proposed, whatever came before; nothing crosses a separator."""
@@ -104,6 +107,7 @@ def test_bulk_soak_over_many_generations() -> None:
     assert index.num_tokens == 500
 
 
+@settings(deadline=None)
 @given(tokens_of_few, st.integers(-1, 20))
 def test_a_draft_is_never_longer_than_asked(history: list[int], limit: int) -> None:
     index = index_of(history, how=SMALL)
