@@ -3,7 +3,7 @@
 import random
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from verdraft.spec.suffix_index import SuffixIndex
 
@@ -23,9 +23,11 @@ def text_like(size: int, rng: random.Random) -> list[int]:
     return tokens[:size]
 
 
-def microseconds(work: Callable[[], None], count: int) -> float:
+def microseconds(work: Callable[[Sequence[int]], object], inputs: list[Sequence[int]], count: int) -> float:
+    """Time of `work` over all inputs, divided by `count`."""
     begin = time.perf_counter()
-    work()
+    for tokens in inputs:
+        work(tokens)
     return (time.perf_counter() - begin) / count * 1e6
 
 
@@ -38,10 +40,10 @@ def measure(size: int) -> str:
     index.extend(tokens)
     num_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    bulk = microseconds(lambda: SuffixIndex(size).extend(tokens), size)
-    contexts = [tokens[end - 64 : end] for end in rng.choices(range(64, size), k=_NUM_SAMPLES)]
-    propose = microseconds(lambda: [index.propose(context, 32) for context in contexts].clear(), _NUM_SAMPLES)
-    single = microseconds(lambda: [index.append(token) for token in more].clear(), _NUM_SAMPLES)
+    bulk = microseconds(SuffixIndex(size).extend, [tokens], size)
+    contexts: list[Sequence[int]] = [tokens[end - 64 : end] for end in rng.choices(range(64, size), k=_NUM_SAMPLES)]
+    propose = microseconds(lambda context: index.propose(context, 32), contexts, _NUM_SAMPLES)
+    single = microseconds(index.extend, [more[i : i + 1] for i in range(_NUM_SAMPLES)], _NUM_SAMPLES)
     return f"{size:>9,} {bulk:>12.2f} {single:>12.2f} {propose:>12.2f} {num_bytes / size:>12.1f}"
 
 
