@@ -77,7 +77,8 @@ class Engine:
     def _default_drafter(self, request: Request) -> Drafter:
         mode = self.config.speculation if request.speculation == "auto" else request.speculation
         store = None if request.cache_salt else self.store
-        return make_drafter("off" if mode == "off" else "suffix", request.prediction, store)
+        remembered = max(32, self.config.max_model_len)
+        return make_drafter("off" if mode == "off" else "suffix", request.prediction, store, remembered)
 
     def abort(self, request: Request) -> list[Output]:
         """End a request wherever it is; its last slice says "abort". Unknown or finished: nothing."""

@@ -127,6 +127,7 @@ def make_engine() -> Callable[..., Engine]:
     def build(**fields: object) -> Engine:
         drafters = fields.pop("drafter_factory", None)
         settings = {"max_model_len": 256, "num_blocks": 64, "block_size": 4, "max_batch_tokens": 32}
+        settings["suffix_store_tokens"] = 2000
         settings |= {"eos_token_ids": frozenset({EOS}), "max_num_seqs": 8} | fields
         return Engine(HashModel(), EngineConfig(**settings), drafters)
 
