@@ -69,24 +69,18 @@ def _open(path: Path) -> gguf.GGUFReader:
 
 def hf_config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
     """config.json from a .gguf file's metadata."""
-    arch = metadata.get("general.architecture")
-    if arch not in _ARCHITECTURES:
-        raise ModelError(f"the .gguf architecture {arch!r} is not supported; supported: {', '.join(_ARCHITECTURES)}")
+    arch = _architecture(metadata, tensors)
 
     def value(key: str, default: Any = None) -> Any:
         found = metadata.get(f"{arch}.{key}", default)
-        if found is None:
-            raise ModelError(f"the .gguf file lacks the metadata {arch}.{key}")
+        if found is None or isinstance(found, list):  # a list gives every layer its own value
+            raise ModelError(f"the .gguf metadata {arch}.{key} must be a single value, got {found!r}")
         return found
 
-    if value("expert_count", 0):
-        raise ModelError("the .gguf file holds a mixture of experts, which is not supported")
     heads = value("attention.head_count")
     head_dim = value("attention.key_length", value("embedding_length") // heads)
     if value("rope.dimension_count", head_dim) != head_dim:
-        raise ModelError(
-            "the .gguf file rotates only a part of each head (rope.dimension_count), which is not supported"
-        )
+        raise ModelError(f"the .gguf metadata {arch}.rope.dimension_count must be the whole head's {head_dim}")
     context = value("context_length")
     theta = float(value("rope.freq_base", 10000.0))
     return {
@@ -111,6 +105,17 @@ def hf_config(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[s
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
         "torch_dtype": "float32",
     }
+
+
+def _architecture(metadata: Mapping[str, Any], tensors: Mapping[str, Any]) -> str:
+    arch = metadata.get("general.architecture")
+    if arch not in _ARCHITECTURES:
+        raise ModelError(f"the .gguf architecture {arch!r} is not supported; supported: {', '.join(_ARCHITECTURES)}")
+    if metadata.get(f"{arch}.expert_count"):
+        raise ModelError("the .gguf file holds a mixture of experts, which is not supported")
+    if "token_embd.weight" not in tensors:
+        raise ModelError("the tensor 'token_embd.weight' is missing from the .gguf file")
+    return str(arch)
 
 
 def _rope_scaling(
