@@ -150,9 +150,10 @@ def build_native(folder: Path | None = None) -> Path:
 
     Raises NativeUnavailable when there is no compiler or it fails.
     """
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    wanted = os.environ.get("CXX", "g++")
+    compiler = shutil.which(wanted)
     if compiler is None:
-        raise NativeUnavailable("no C++ compiler (g++) on the path")
+        raise NativeUnavailable(f"no C++ compiler {wanted!r} on the path")
     folder = folder or _cache_folder()
     path = folder / f"ops-{_build_key(compiler)}.so"
     if path.exists():

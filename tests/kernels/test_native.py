@@ -1,0 +1,87 @@
+"""Building the C++ operations, and which backend is chosen."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from verdraft.kernels.base import KernelUnavailable
+from verdraft.kernels.chooser import choose_kernels
+from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.native import NativeOps, NativeUnavailable, build_native
+
+CPU = torch.device("cpu")
+
+
+def test_builds_that_race_leave_one_library_which_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: build_native(), range(2))
+    assert first == second
+    assert list((tmp_path / "verdraft" / "native").iterdir()) == [first]
+    assert torch.equal(NativeOps(first).silu_mul(torch.zeros(1, 16)), torch.zeros(1, 8))
+    before = first.stat()
+    assert build_native() == first
+    assert first.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_without_a_compiler_the_cpu_backend_says_so_once_and_works(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING, logger="verdraft.kernels"):
+        kernels = CpuKernels()
+    assert [record.name for record in caplog.records] == ["verdraft.kernels"]
+    assert "no-such-compiler" in caplog.text
+    assert torch.equal(kernels.silu_mul(torch.zeros(2, 16)), torch.zeros(2, 8))
+
+
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(NativeUnavailable, match="false could not build"):
+        build_native(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_library_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "ops.so"
+    broken.write_bytes(b"not a library")
+    with pytest.raises(NativeUnavailable, match="does not load"):
+        NativeOps(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("auto", torch.float32, "cpu"),
+        ("auto", torch.bfloat16, "torch"),
+        ("cpu", torch.float32, "cpu"),
+        ("torch", torch.float32, "torch"),
+        ("torch", torch.float16, "torch"),
+    ],
+)
+def test_chooser(name: str, dtype: torch.dtype, expected: str) -> None:
+    assert choose_kernels(name, CPU, dtype).name == expected
+
+
+def test_auto_off_the_cpu_is_torch() -> None:
+    assert choose_kernels("auto", torch.device("meta"), torch.float32).name == "torch"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "reason"),
+    [("cpu", torch.bfloat16, "float32 on the CPU only"), ("mkl", torch.float32, "expected one of auto, torch, cpu")],
+)
+def test_an_explicit_name_that_cannot_run_is_an_error(name: str, dtype: torch.dtype, reason: str) -> None:
+    with pytest.raises(KernelUnavailable, match=reason):
+        choose_kernels(name, CPU, dtype)
+
+
+@pytest.mark.parametrize("head_dim", [12, 264, 0])
+def test_head_dims_beyond_the_native_kernel_are_refused(head_dim: int) -> None:
+    with pytest.raises(KernelUnavailable, match="multiple of 8 up to 256"):
+        choose_kernels("cpu", CPU, torch.float32).pool(1, 1, 16, 1, head_dim, torch.float32, CPU)
