@@ -3,19 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from verdraft.server.choices import Entry, Event
+from verdraft.server.logprob_text import TokenNames
 
 Json = dict[str, Any]
-
-
-class TokenNames(Protocol):
-    """How single tokens are shown in logprobs."""
-
-    def token_bytes(self, token: int) -> bytes | None: ...
-
-    def token_text(self, token: int) -> str: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,17 +148,17 @@ class CompletionAnswer(Answer):
         if self.logprobs is None:
             return None
         return {
-            "tokens": [self.tokens.token_text(entry.token) for entry in event.entries],
+            "tokens": [entry.texts[0] for entry in event.entries],
             "token_logprobs": [entry.logprob for entry in event.entries],
             "top_logprobs": [self._top(entry) for entry in event.entries],
             "text_offset": [entry.offset for entry in event.entries],
         }
 
     def _top(self, entry: Entry) -> dict[str, float] | None:
-        """By token text; the chosen token is always there. Of two tokens with one text the likelier counts."""
+        """By token text. Of two tokens with one text the likelier counts, but the chosen token always does."""
         if entry.logprob is None:
             return None
         shown: dict[str, float] = {}
-        for token, value in (*entry.top, (entry.token, entry.logprob)):
-            shown.setdefault(self.tokens.token_text(token), value)
-        return shown
+        for text, (_, value) in zip(entry.texts[1:], entry.top, strict=True):
+            shown.setdefault(text, value)
+        return shown | {entry.texts[0]: entry.logprob}

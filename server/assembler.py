@@ -30,7 +30,7 @@ class TextAssembler:
         self._token_bytes = token_bytes
         self._stops = stops
         self._min_tokens = min_tokens
-        self._invisible = invisible
+        self.invisible = invisible
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._state = ROOT
         self._num_tokens = 0
@@ -48,7 +48,7 @@ class TextAssembler:
         """Take one token (scheduler.request.StopCheck); True when it completes a stop string. None may follow then."""
         assert self._cut is None, "a token after the stop"
         self._num_tokens += 1
-        known = None if token in self._invisible else self._token_bytes(token)
+        known = None if token in self.invisible else self._token_bytes(token)
         if known:
             self._append(self._decoder.decode(known))
         return self._cut is not None

@@ -3,21 +3,12 @@
 Streamed and plain answers both go through here; a plain answer is the join of its events.
 """
 
-import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from verdraft.scheduler.outputs import FinishReason, TokenLogprobs, TokenSlice
 from verdraft.server.assembler import TextAssembler
-
-
-class TokenBytes(Protocol):
-    """What a tokenizer says of one token."""
-
-    def token_bytes(self, token: int) -> bytes | None:
-        """Its bytes, perhaps not whole characters; None for a special token."""
-        ...
+from verdraft.server.logprob_text import OutputTexts, PromptTexts, TokenNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +19,7 @@ class Entry:
     logprob: float | None  # None: the first prompt token, which nothing predicts
     top: tuple[tuple[int, float], ...] = ()
     offset: int = 0
+    texts: tuple[str, ...] = ()  # what the token, then each of `top`, adds to the text at this place
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +50,6 @@ def join(events: Sequence[Event]) -> Event:
     )
 
 
-class Offsets:
-    """Where each token's text begins, in code points: a character counts once its last byte is there."""
-
-    def __init__(self, tokens: TokenBytes, start: int = 0) -> None:
-        self._tokens = tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._next = start
-
-    def place(self, token: int) -> int:
-        """The offset of the next token."""
-        offset = self._next
-        self._next += len(self._decoder.decode(self._tokens.token_bytes(token) or b""))
-        return offset
-
-
 @dataclass(slots=True)
 class Echo:
     """The prompt as a completion repeats it; `tokens` are its ids when their logprobs are wanted."""
@@ -87,13 +64,13 @@ class ChoiceReader:
 
     index: int
     assembler: TextAssembler
-    tokens: TokenBytes
+    tokens: TokenNames
     echo: Echo = field(default_factory=Echo)
     _started: bool = False
-    _offsets: Offsets = field(init=False)
+    _texts: OutputTexts = field(init=False)
 
     def __post_init__(self) -> None:
-        self._offsets = Offsets(self.tokens, len(self.echo.text))
+        self._texts = OutputTexts(self.tokens, len(self.echo.text), self.assembler.invisible)
 
     def read(self, piece: TokenSlice) -> Event:
         """What the slice adds; its text may be held back, its ids and logprobs never are."""
@@ -106,13 +83,21 @@ class ChoiceReader:
 
     def _entries(self, tokens: Sequence[int], logprobs: Iterable[TokenLogprobs]) -> list[Entry]:
         pairs = zip(tokens, logprobs, strict=False)  # no logprobs at all when nobody asked
-        return [Entry(token, one.logprob, one.top, self._offsets.place(token)) for token, one in pairs]
+        return [_entry(self._texts, token, one.logprob, one.top) for token, one in pairs]
 
     def _prompt_entries(self, logprobs: Sequence[TokenLogprobs]) -> list[Entry]:
         if not self.echo.tokens:
             return []
-        offsets = Offsets(self.tokens)
-        entries = [Entry(self.echo.tokens[0], None, (), offsets.place(self.echo.tokens[0]))]
+        texts = PromptTexts(self.tokens, self.echo.text)
+        entries = [_entry(texts, self.echo.tokens[0], None, ())]
         for token, one in zip(self.echo.tokens[1:], logprobs, strict=True):
-            entries.append(Entry(token, one.logprob, one.top, offsets.place(token)))
+            entries.append(_entry(texts, token, one.logprob, one.top))
         return entries
+
+
+def _entry(texts: OutputTexts, token: int, logprob: float | None, top: tuple[tuple[int, float], ...]) -> Entry:
+    """The entry of the next token; moves `texts` behind it."""
+    shown = (texts.text(token), *(texts.text(other) for other, _ in top))
+    entry = Entry(token, logprob, top, texts.offset, shown)
+    texts.advance(token)
+    return entry

@@ -129,7 +129,8 @@ def test_codes(limits: Limits, body: dict[str, Any], code: str) -> None:
 EDGES: list[dict[str, Any]] = [
     {"temperature": 0}, {"temperature": 2}, {"top_p": 1e-9}, {"top_p": 1}, {"top_k": -1}, {"top_k": 10**9},
     {"min_p": 1}, {"seed": INT64 - 1}, {"seed": -INT64}, {"frequency_penalty": 2}, {"repetition_penalty": 1e-3},
-    {"stop": []}, {"stop": ["q"] * 16}, {"stop": "s" * 1024}, {"stop_token_ids": []}, {"logit_bias": {}}, {"max_tokens": 10**30},
+    {"stop": []}, {"stop": ["q"] * 16}, {"stop": "s" * 1024}, {"stop_token_ids": []}, {"logit_bias": {}},
+    {"max_tokens": 10**30},
     {"logit_bias": {"0": -100, "999": 100}}, {"min_tokens": 16}, {"priority": -5}, {"cache_salt": "x"},
     {"modalities": ["text"], "store": False, "suffix": "", "best_of": 2, "n": 2, "functions": [], "user": "u"},
     {"metadata": {"team": "a"}}, {"prompt": ["a"] * 64, "n": 2}, {"stream": True, "stream_options": {}},
