@@ -19,9 +19,11 @@ namespace {
 #ifdef __AVX512F__
 constexpr int L = 16;         // float lanes of a vector
 constexpr int kMaxRows = 12;  // query rows that share one pass over the keys
+constexpr int kSums = 24;     // vectors of sums that fit the registers
 #else
 constexpr int L = 8;
 constexpr int kMaxRows = 8;
+constexpr int kSums = 12;
 #endif
 constexpr int kMaxDim = 256;
 constexpr int kBlockGroups = 128 / L;  // a softmax block: key groups of L lanes
@@ -203,9 +205,8 @@ void weigh(const float* p, Vec* acc, int chunks, int64_t v_stride, const Group* 
 
 template <int R>
 void weigh_any(const float* p, Vec* acc, int chunks, int64_t stride, const Group* groups, int begin, int end, int64_t keys) {
-  constexpr int kWide = R * 4 <= kMaxRows * 2 ? 4 : 2;
+  constexpr int kWide = R * 4 <= kSums ? 4 : R * 2 <= kSums ? 2 : 1;
   if (chunks % kWide == 0) weigh<R, kWide>(p, acc, chunks, stride, groups, begin, end, keys);
-  else if (chunks % 2 == 0) weigh<R, 2>(p, acc, chunks, stride, groups, begin, end, keys);
   else weigh<R, 1>(p, acc, chunks, stride, groups, begin, end, keys);
 }
 
