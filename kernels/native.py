@@ -128,11 +128,13 @@ class NativeOps:
         )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        assert weight.dtype == x.dtype
         out = x.new_empty(x.shape)
         self._rms_norm(x.data_ptr(), _stride(x), weight.data_ptr(), out.data_ptr(), *x.shape, eps)
         return out
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        assert weight.dtype == x.dtype
         out = x.new_empty(x.shape)
         self._layer_norm(x.data_ptr(), _stride(x), weight.data_ptr(), bias.data_ptr(), out.data_ptr(), *x.shape, eps)
         return out
