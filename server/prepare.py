@@ -1,5 +1,6 @@
 """From a request's bytes to what the engine needs: parsed, rendered, tokenised. Runs in a worker thread."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -37,8 +38,12 @@ class Prepared:
         invisible = self.text.eos | sampling.stop_token_ids
         return TextAssembler(self.text.tokenizer.token_bytes, self.stops, sampling.min_tokens, invisible)
 
-    def requests(self, response_id: str, arrived: float) -> list[Request]:
-        """The engine's requests, by prompt, then choice: the order of the response's choices."""
+    def requests(self, response_id: str, arrived: float | None = None) -> list[Request]:
+        """The engine's requests, by prompt, then choice: the order of the response's choices.
+
+        `arrived` in time.monotonic() seconds; None: now.
+        """
+        arrived = time.monotonic() if arrived is None else arrived
         options = self.options
         return [
             Request(
