@@ -21,7 +21,7 @@ from verdraft.server.service import Service, Text, TextWorkers
 from verdraft.server.settings import Settings, SettingsError
 from verdraft.server.tokenizer import TextTokenizer
 
-CPU_FRACTION, GPU_FRACTION = 0.25, 0.85  # of the free memory, unless --memory-fraction says otherwise
+CPU_FRACTION, GPU_FRACTION = 0.1, 0.85  # of the free memory, unless --memory-fraction says otherwise
 
 
 def build_service(settings: Settings) -> Service:
