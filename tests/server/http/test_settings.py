@@ -1,0 +1,98 @@
+"""One definition: flags, environment, YAML file, and what is refused."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from verdraft.scheduler.request import Mode
+from verdraft.server.cli import main
+from verdraft.server.settings import Settings, SettingsError, parse_flags
+
+
+def test_defaults() -> None:
+    settings = parse_flags([])
+    assert (settings.host, settings.port, settings.max_queue, settings.max_body_bytes) == (
+        "127.0.0.1",
+        8000,
+        256,
+        1 << 22,
+    )
+    assert settings.block_size <= 64
+    assert len(Settings.model_fields) < 25
+
+
+def test_flags_beat_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("max_queue: 1\nmax_num_seqs: 1\nport: 1\nmodel: some/where\n")
+    monkeypatch.setenv("VERDRAFT_MAX_NUM_SEQS", "2")
+    monkeypatch.setenv("VERDRAFT_PORT", "2")
+    monkeypatch.setenv("VERDRAFT_API_KEY", "sk-x")
+    settings = parse_flags(["--config", str(file), "--port", "3"])
+    assert (settings.max_queue, settings.max_num_seqs, settings.port) == (1, 2, 3)
+    assert settings.model == "some/where"
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "sk-x"
+    assert "sk-x" not in repr(settings)
+
+
+def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s.yaml").write_text("port: 5\n")
+    monkeypatch.setenv("VERDRAFT_CONFIG", str(tmp_path / "s.yaml"))
+    assert parse_flags([]).port == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--max-q", "3"], "--max-q"),
+        (["--speculation", "magic"], "--speculation"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
+        (["--max-queue", "-1"], "--max-queue"),
+        (["--block-size", "x"], "--block-size"),
+        (["--block-size", "0"], "--block-size"),
+        (["--kv-blocks", "1"], "--kv-blocks"),
+        (["--kv-blocks", "9", "--memory-fraction", "0.5"], "--memory-fraction"),
+        (["--request-timeout", "nan"], "--request-timeout"),
+        (["--api-key", ""], "--api-key"),
+        (["--config", "/no/such/file"], "--config"),
+        (["one", "two"], "two"),
+        (["--port"], "--port"),
+    ],
+)
+def test_refusals_are_one_line_and_code_2(flags: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *flags])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert named in printed
+
+
+@pytest.mark.parametrize("text", ["max_queu: 1\n", "[1, 2]", "a: [", "max_queue: many\n"])
+def test_bad_files(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as refused:
+        parse_flags(["--config", str(file)])
+    assert "\n" not in str(refused.value)
+
+
+def test_a_refusal_never_shows_the_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("api_key: [sk-secret]\n")
+    with pytest.raises(SettingsError) as refused:
+        parse_flags(["--config", str(tmp_path / "s.yaml")])
+    assert "sk-secret" not in str(refused.value)
+
+
+def test_every_mode_of_the_engine_is_a_value_of_the_flag() -> None:
+    assert set(get_args(Settings.model_fields["speculation"].annotation)) == set(get_args(Mode))
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, text in ((["serve", "--help"], "--kv-blocks"), (["--version"], "verdraft "), (["--help"], "pull")):
+        with pytest.raises(SystemExit) as ended:
+            main(flags)
+        assert ended.value.code == 0
+        assert text in capsys.readouterr().out
