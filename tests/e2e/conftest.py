@@ -1,0 +1,74 @@
+"""Real servers: `verdraft serve` as a subprocess on a free port, with the demo model."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+START_SECONDS = 240
+
+
+class RunningServer:
+    """A process and how to reach it. Port 0 lets the system choose; the log says which one it was."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        self.log = log
+        command = [sys.executable, "-m", "verdraft", "serve", "--port", "0", "--threads", "1", *flags]
+        with log.open("wb") as stream:
+            self.process = subprocess.Popen(command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL)
+
+    def wait_ready(self) -> "RunningServer":
+        """Wait until the log says where it listens."""
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := re.search(r"ready: .* on (http://\S+),", self.log.read_text())):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, "the server never became ready"
+            time.sleep(0.1)
+        self.url = found[1]
+        return self
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+Launch = Callable[..., RunningServer]
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterator[Launch]:
+    """launch(*flags): a started server, perhaps still loading; all are stopped at the end."""
+    started: list[RunningServer] = []
+
+    def start(*flags: str) -> RunningServer:
+        log = tmp_path_factory.mktemp("server") / "log"
+        started.append(RunningServer(log, "--kv-blocks", "1024", *flags))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(launch: Launch) -> RunningServer:
+    """One server for all tests that leave it running."""
+    return launch().wait_ready()
+
+
+@pytest.fixture
+def client(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as found:
+        yield found
