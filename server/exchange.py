@@ -14,7 +14,8 @@ from verdraft.server.generation import Generation, Piece
 from verdraft.server.metrics import Metrics
 from verdraft.server.prepare import Prepared
 from verdraft.server.report import Report
-from verdraft.server.sse import EventStream, frame
+from verdraft.server.responses import unexpected
+from verdraft.server.sse import EventStream, SlowReader, frame
 
 # A request of several choices is counted once, under the first of these that one of them has.
 WORST_FIRST: tuple[FinishReason, ...] = ("error", "abort", "length", "stop")
@@ -55,12 +56,15 @@ class Exchange:
         try:
             async for batch in self._batches():
                 await self._send(out, [chunk for event in batch for chunk in self._answer.chunks(event)])
-        except ApiError as error:
+        except SlowReader:
+            raise
+        except Exception as error:
             if not out.opened:
                 raise
+            answer = error if isinstance(error, ApiError) else unexpected(error)
             self.settle("error")
-            self._metrics.error(error)
-            await out.end(frame([error.body()]))
+            self._metrics.error(answer)
+            await out.end(frame([answer.body()]))
 
     async def _send(self, out: EventStream, chunks: list[dict[str, Any]]) -> None:
         if not out.opened and chunks:

@@ -6,7 +6,6 @@ Plain ASGI throughout, so that a streamed answer is never buffered or copied.
 import hmac
 import logging
 import time
-import traceback
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from verdraft.server.errors import ApiError, internal_error, invalid_api_key
-from verdraft.server.responses import error_response
+from verdraft.server.errors import ApiError, invalid_api_key
+from verdraft.server.responses import error_response, unexpected
 
 logger = logging.getLogger("verdraft.server")
 
@@ -92,18 +91,11 @@ class Errors:
         try:
             await self.app(scope, receive, watched)
         except Exception as error:
-            answer = error if isinstance(error, ApiError) else _unexpected(error)
+            answer = error if isinstance(error, ApiError) else unexpected(error)
             if started:
                 return
             self.count(answer)
             await error_response(answer)(scope, receive, send)
-
-
-def _unexpected(error: Exception) -> ApiError:
-    """The log gets the place, not the exception's text: that may quote a prompt."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    logger.error("an unexpected %s:\n%s", type(error).__name__, frames)
-    return internal_error()
 
 
 class ApiKeys:

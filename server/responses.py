@@ -1,5 +1,7 @@
 """JSON and error answers. Knows no route."""
 
+import logging
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +10,8 @@ from starlette.responses import Response
 
 from verdraft.scheduler.errors import ContextTooLong, EngineDead, EngineError, QueueFull
 from verdraft.server.errors import ApiError, context_length, internal_error, queue_full, unavailable
+
+logger = logging.getLogger("verdraft.server")
 
 RETRY_SECONDS = 5  # while draining or loading
 
@@ -73,3 +77,10 @@ def failed(code: str | None) -> ApiError:
     """The error of a request that the engine ended with finish "error" and this code."""
     simple: Mapping[str, ApiError] = {"engine_dead": engine_dead(), "engine_stuck": engine_stuck()}
     return simple.get(code or "", internal_error())
+
+
+def unexpected(error: Exception) -> ApiError:
+    """A bug of ours. The log gets the place, not the exception's text: that may quote a prompt."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("an unexpected %s:\n%s", type(error).__name__, frames)
+    return internal_error()

@@ -107,7 +107,10 @@ class MetaRoutes:
         return JsonResponse({"aborted": self.lifecycle.abort(response_id)})
 
     async def reset(self) -> Response:
-        await self.lifecycle.loaded().engine.reset_caches()
+        engine = self.lifecycle.loaded().engine
+        if engine.health() == "dead":  # its thread would never answer
+            raise engine_dead()
+        await engine.reset_caches()
         return JsonResponse({})
 
     async def _parsed(self, request: Request, service: Service, use: Callable[[Body, Text, Limits], T]) -> T:

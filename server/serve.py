@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from verdraft.server.app import build_app
 from verdraft.server.errors import invalid_json
 from verdraft.server.lifecycle import Lifecycle
+from verdraft.server.middleware import usable_request_id
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings, SettingsError
 
@@ -32,7 +33,7 @@ class Protocol(HttpToolsProtocol):
         body = orjson.dumps(invalid_json("the request is not valid HTTP").body())
         head = (
             b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            b"content-length: %d\r\n\r\n" % len(body)
+            b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (usable_request_id(None).encode(), len(body))
         )
         self.transport.write(head + body)
         self.transport.close()
