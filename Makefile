@@ -35,7 +35,7 @@ soak: $(READY)
 	$(BIN)/python -m verdraft.bench.soak --data "$(DATA)" $(ARGS)
 
 conformance: $(READY)
-	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)
+	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -p no:asyncio -p no:cacheprovider -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)
 
 clean:
 	rm -rf .venv build dist src/verdraft.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -26,7 +26,7 @@ from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import TokenLogprobs
 from verdraft.scheduler.params import SamplingParams
-from verdraft.scheduler.request import Request
+from verdraft.scheduler.request import Mode, Request
 
 
 class SdpaKernels(TorchKernels):
@@ -59,7 +59,7 @@ class Decoded:
 def decode(engine: Engine, prompt: Sequence[int], max_tokens: int, prediction: Sequence[int]) -> Decoded:
     """Greedy, alone; with a prediction, through long drafts."""
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, logprobs=2)
-    mode = "auto" if prediction else "off"
+    mode: Mode = "auto" if prediction else "off"
     engine.add(Request(id="0", prompt=prompt, params=params, speculation=mode, prediction=tuple(prediction)))
     found = Decoded([], [])
     while engine.has_work:
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--kernels", default="sdpa", help="sdpa, or any name that --kernels of the server takes")
     args = parser.parse_args()
     engine = build_engine(args.model_dir, args.kernels)
-    tokenizer = AutoTokenizer.from_pretrained(args.model_dir)
+    tokenizer: Any = AutoTokenizer.from_pretrained(args.model_dir)
     flips, tokens = [], 0
     prompts = read_prompts(args.data, args.limit)
     for messages in tqdm(prompts, unit="prompt"):
