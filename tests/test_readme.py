@@ -26,3 +26,10 @@ def test_every_named_make_target_exists(target: str) -> None:
 @pytest.mark.parametrize("path", re.findall(r"`(docker/[\w.]+)`", README))
 def test_every_named_file_exists(path: str) -> None:
     assert (ROOT / path).is_file()
+
+
+@pytest.mark.demo
+def test_the_offline_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    example = next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "LLM()" in block)
+    exec(compile(example, "README.md", "exec"), {})
+    assert len(capsys.readouterr().out) > 20
