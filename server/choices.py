@@ -33,10 +33,6 @@ class Event:
     finish: FinishReason | None = None
     first: bool = False
 
-    @property
-    def empty(self) -> bool:
-        return not (self.text or self.tokens or self.entries or self.finish)
-
 
 def join(events: Sequence[Event]) -> Event:
     """All events of one choice, in order, as one."""

@@ -1,6 +1,7 @@
 """The whole HTTP side around an engine that plays a script: no model, no thread."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -110,6 +111,12 @@ class Stage:
         """The value of one exact series."""
         text = (await self.client.get("/metrics")).text
         return next(float(row.rpartition(" ")[2]) for row in text.splitlines() if row.rpartition(" ")[0] == line)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("VERDRAFT_")]:
+        monkeypatch.delenv(name)
 
 
 MakeStage = Callable[..., Any]
