@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from verdraft.scheduler.outputs import SourceStats, SpecStats
-from verdraft.spec.draft import Source
+from verdraft.spec.draft import SOURCES, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class Totals:
     corrupted: int = 0
     target_passes: int = 0
     iteration_tokens: int = 0
-    spec: dict[Source, SourceStats] = field(default_factory=dict)
+    # Every source from the start: a snapshot from another thread never meets a growing dict.
+    spec: dict[Source, SourceStats] = field(default_factory=lambda: {source: SourceStats() for source in SOURCES})
     accepted_per_pos: list[int] = field(default_factory=list)
 
     def count_draft(self, stats: SpecStats, source: Source, drafted: int, accepted: int) -> None:
