@@ -36,7 +36,9 @@ def test_texts_join_to_the_text_at_their_offsets(byte_level: TextTokenizer, ids:
     joined = "".join(text for text, _ in texts)
     whole = byte_level.decode(ids, show_special=False)
     assert whole.startswith(joined)
-    assert whole[len(joined) :] in ("", "\ufffd")  # an unfinished character at the very end is nobody's
+    # What is unfinished at the very end is nobody's. It is one character, or what only looks like the start of one
+    # (b"\xed\xa0" begins a surrogate), which decodes to one replacement per byte.
+    assert whole[len(joined) :] in ("", "\ufffd", "\ufffd\ufffd")
     assert all(joined[offset - 7 :].startswith(text) for text, offset in texts)
 
 
