@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from verdraft.kernels.base import Batch, Kernels
-from verdraft.kernels.chooser import choose_kernels
+from verdraft.kernels.chooser import choose_kernels, choose_philox
+from verdraft.kernels.noise import Noise
+from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 from verdraft.kernels.torch_ref import TorchKernels
 
 ROWS = (1, 2, 4, 8, 16, 32, 128)
@@ -56,7 +59,8 @@ def main() -> None:
         print(f"{'kernel':10} {'rows':>4} {'floor us':>9} {'ours us':>9} {'torch us':>9} {'of floor':>8}")
         kernels = choose_kernels("auto", CPU, torch.float32)
         for rows in ROWS:
-            for work in [*linears(kernels, rows), attention(kernels, rows, args.context), *small(kernels, rows)]:
+            layers = [*linears(kernels, rows), attention(kernels, rows, args.context), *small(kernels, rows)]
+            for work in [*layers, *sampling(rows)]:
                 report(work, machine)
 
 
@@ -146,6 +150,32 @@ def small(kernels: Kernels, rows: int) -> list[Work]:
         work("rope", 2 * (q.numel() + k.numel()), lambda b: b.rope(q, k, cos, sin)),
         work("write", 4 * k.numel(), lambda b: b.write(k, k, pools[b is reference], slots)),
     ]
+
+
+def sampling(rows: int) -> list[Work]:
+    """One token per row of logits, unfiltered and from the nucleus."""
+    logits, philox = torch.randn(rows, SHAPES["head"][1]) * 3, choose_philox()
+
+    def ours(params: LogitParams) -> list[int]:
+        history = TokenHistory(params)
+        return [
+            choose_token(row, params, history, None, Noise(i, 0, 0, philox)) for i, row in enumerate(logits.numpy())
+        ]
+
+    def work(name: str, params: LogitParams, rival: Callable[[], object]) -> Work:
+        return Work(name, rows, lambda: ours(params), rival, num_bytes=4 * logits.numel(), flops=0)
+
+    return [
+        work("sample", LogitParams(), lambda: logits.softmax(-1).multinomial(1)),
+        work("top_p", LogitParams(top_p=0.9), lambda: torch_nucleus(logits, 0.9)),
+    ]
+
+
+def torch_nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """The usual way: sort, cut, draw."""
+    probs, tokens = logits.softmax(-1).sort(dim=-1, descending=True)
+    probs[probs.cumsum(-1) - probs >= top_p] = 0.0
+    return tokens.gather(-1, probs.multinomial(1))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Builds ops.cpp once per machine and torch, and calls it: fp32 CPU operations on raw pointers.
+"""Builds ops.cpp once per machine and torch, and calls it: fp32 CPU operations and noise words on raw pointers.
 
 Knows no linear layer. The wrappers cost a few microseconds, because a small model's step makes hundreds of them.
 """
@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable
+from verdraft.kernels.noise import Words
 
 SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp")
@@ -31,6 +33,7 @@ _SIGNATURES: Final = {
     "verdraft_rms_norm": (_P, _I, _P, _P, _I, _I, _F),
     "verdraft_layer_norm": (_P, _I, _P, _P, _P, _I, _I, _F),
     "verdraft_silu_mul": (_P, _I, _P, _I, _I),
+    "verdraft_philox": (_I, _I, _I, _P, _P, _I),
 }
 
 
@@ -49,7 +52,7 @@ class NativeKV:
 
 
 class NativeOps:
-    """The operations of `Kernels` other than `linear`, from the shared library at `path`."""
+    """The operations of `Kernels` other than `linear`, and the noise words, from the shared library at `path`."""
 
     def __init__(self, path: Path) -> None:
         """Raises NativeUnavailable if the library does not load."""
@@ -68,6 +71,7 @@ class NativeOps:
         self._rms_norm = _function(held, "verdraft_rms_norm")
         self._layer_norm = _function(held, "verdraft_layer_norm")
         self._silu_mul = _function(held, "verdraft_silu_mul")
+        self._philox = _function(held, "verdraft_philox")
 
     def pool(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int) -> Sequence[NativeKV]:
         if head_dim % 8 or not 0 < head_dim <= 256:
@@ -143,6 +147,13 @@ class NativeOps:
         rows, width = gate_up.shape
         out = gate_up.new_empty((rows, width // 2))
         self._silu_mul(gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), rows, width // 2)
+        return out
+
+    def philox_blocks(self, seed: int, choice: int, position: int, blocks: Words) -> Words:
+        """As noise.philox_blocks, about ten times as quick."""
+        blocks = np.ascontiguousarray(blocks, np.uint32)
+        out = np.empty((blocks.size, 4), np.uint32)
+        self._philox(seed, choice, position, blocks.ctypes.data, out.ctypes.data, blocks.size)
         return out
 
 

@@ -411,4 +411,20 @@ void verdraft_silu_mul(const float* gate_up, int64_t stride, float* out, int64_t
   for_rows(rows, n * 4, [&](int64_t r) { silu_row(gate_up + r * stride, gate_up + r * stride + n, out + r * n, n); });
 }
 
+// Philox4x32-10 of counters (block, position, choice, 0): noise.py's words, four to a block. The compiler makes it vectors.
+void verdraft_philox(int64_t seed, int64_t choice, int64_t position, const uint32_t* blocks, uint32_t* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t c0 = blocks[i], c1 = position, c2 = choice, c3 = 0, k0 = seed, k1 = static_cast<uint64_t>(seed) >> 32;
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
+      const uint64_t a = c0 * uint64_t{0xD2511F53}, b = c2 * uint64_t{0xCD9E8D57};
+      c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+      c1 = b;
+      c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+      c3 = a;
+    }
+    out[4 * i] = c0, out[4 * i + 1] = c1, out[4 * i + 2] = c2, out[4 * i + 3] = c3;
+  }
+}
+
 }  // extern "C"

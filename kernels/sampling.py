@@ -1,21 +1,22 @@
 """From a row of logits to the token that the law (DESIGN section 3) asks for. Knows no request, no draft."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verdraft.kernels.noise import GUMBEL_MAX, IntArray, gumbel
+from verdraft.kernels.noise import GUMBEL_MAX, IntArray, Noise, least_word, to_gumbel
+from verdraft.kernels.ranking import head, largest, nucleus
 
 Row = NDArray[np.float32]
 Scores = NDArray[np.float64]
 
 LOGPROB_FLOOR = -9999.0
 _HUGE = 1e300  # keeps extreme penalties finite, so that they never look like a mask
-_SLACK = 1e-9  # far above the rounding of a score, far below what a pruned token could be worth
+_FIRST = 128  # likeliest tokens, looked at before all others, of which about V / 128 at most can then still win
+_SLACK = 1e-9  # far above the rounding of a score, far below the gaps that matter
 
 
 class BadLogits(ValueError):
@@ -113,24 +114,25 @@ def choose_token(
     params: LogitParams,
     history: TokenHistory,
     banned: Sequence[int] | None,
-    seed: int,
-    choice: int,
-    position: int,
+    noise: Noise,
     mask: NDArray[np.bool_] | None = None,
 ) -> int:
-    """The law's token at one OUTPUT position: a pure function of its arguments. `row` [V] is not modified.
+    """The law's token at the OUTPUT position of `noise`: a pure function of its arguments. `row` [V] stays as it is.
 
     `banned` ids are impossible (min_tokens), and so is every token where `mask` [V] is False (grammar).
     Raises BadLogits for NaN or +infinity, AllTokensMasked when nothing is left.
     """
-    logits = processed(row, params, history, banned, mask)
-    best = int(logits.argmax())  # the lowest id of equals
-    _require_finite(row, float(logits[best]))
+    scores = processed(row, params, history, banned, mask)
+    best = int(scores.argmax())  # the lowest id of equals
+    highest = float(scores[best])
+    _require_finite(row, highest)
     if params.temperature == 0.0:
         return best
-    with np.errstate(over="ignore"):  # a tiny temperature may push all but the best to -infinity, which is right
-        scores = (logits - logits[best]) / params.temperature
-    return _noisy_argmax(scores, kept_tokens(scores, params), best, partial(gumbel, seed, choice, position))
+    scores -= highest
+    if params.temperature != 1.0:
+        with np.errstate(over="ignore"):  # a tiny temperature may push all but the best to -infinity, which is right
+            scores /= params.temperature
+    return _noisy_argmax(*kept_tokens(scores, params), noise)
 
 
 def processed(
@@ -144,8 +146,9 @@ def processed(
     logits = row.astype(np.float64)
     if params.uses_history:
         _penalise(logits, params, history)
-    for token, bias in params.logit_bias.items():
-        logits[token] += bias
+    if params.logit_bias:
+        ids = np.fromiter(params.logit_bias, np.int64)
+        logits[ids] += np.fromiter(params.logit_bias.values(), np.float64)
     if banned:
         logits[np.asarray(banned, np.int64)] = -np.inf
     if mask is not None:
@@ -170,51 +173,44 @@ def _require_finite(row: Row, best: float) -> None:
     raise BadLogits("the logits hold NaN or infinity")
 
 
-def kept_tokens(scores: Scores, params: LogitParams) -> IntArray:
-    """Ids, ascending, that survive top_k, then top_p, then min_p. `scores` [V] are (logit - largest) / temperature.
+def kept_tokens(scores: Scores, params: LogitParams) -> tuple[IntArray, Scores]:
+    """Ids, ascending, of the possible tokens that survive top_k, then top_p, then min_p; and their scores.
 
+    `scores` [V] are (logit - largest) / temperature, -infinity for the impossible ones.
     All three are deterministic: of equal scores the lower id counts as the more likely one.
     """
-    if 0 < params.top_k < scores.size:
-        tokens = np.sort(_largest(scores, params.top_k))
-    else:
+    tokens = np.arange(scores.size)
+    if scores.min() == -np.inf:
         tokens = np.flatnonzero(scores > -np.inf)
+        scores = scores[tokens]
+    if 0 < params.top_k < scores.size:
+        kept = largest(scores, params.top_k)
+        tokens, scores = tokens[kept], scores[kept]
     if params.top_p < 1.0:
-        tokens = tokens[np.sort(_nucleus(scores[tokens], params.top_p))]
+        kept = nucleus(np.exp(scores), params.top_p)
+        tokens, scores = tokens[kept], scores[kept]
     if params.min_p > 0.0:
-        tokens = tokens[scores[tokens] >= math.log(params.min_p)]
-    return tokens
+        kept = np.flatnonzero(scores >= math.log(params.min_p))
+        tokens, scores = tokens[kept], scores[kept]
+    return tokens, scores
 
 
-def _nucleus(scores: Scores, top_p: float) -> IntArray:
-    """Indices of the smallest set of most likely entries whose share of the mass is at least top_p."""
-    weights = np.exp(scores)
-    wanted = top_p * float(weights.sum())
-    size = 64
-    while True:
-        order = _largest(scores, min(size, scores.size))
-        mass = np.cumsum(weights[order])
-        if mass[-1] >= wanted or order.size == scores.size:
-            return order[: int(np.searchsorted(mass, wanted)) + 1]
-        size *= 16
+def _noisy_argmax(tokens: IntArray, scores: Scores, noise: Noise) -> int:
+    """The token (of `tokens`, ascending) whose score + noise is largest, of equals the lowest id.
 
-
-def _largest(values: NDArray[np.floating], k: int) -> IntArray:
-    """Indices of the k largest values, descending, of equals the lower index first; k >= 1."""
-    cut = np.partition(values, values.size - k)[values.size - k]
-    above = np.flatnonzero(values > cut)
-    chosen = np.concatenate((above, np.flatnonzero(values == cut)[: k - above.size]))
-    return chosen[np.lexsort((chosen, -values[chosen]))]
-
-
-def _noisy_argmax(scores: Scores, tokens: IntArray, best: int, noise: Callable[[IntArray], Scores]) -> int:
-    """argmax of score + noise over `tokens` (ascending), where scores[best] = 0 is the largest score.
-
-    `best` reaches noise(best), so what cannot reach that even with the largest noise needs none.
+    The likeliest tokens go first. Any other one wins only with a noise that bridges the gap between the best of these
+    and their lowest score; which tokens have that is told by their words alone, and few do.
     """
-    reached = float(noise(np.array([best]))[0])
-    tokens = tokens[scores[tokens] >= reached - GUMBEL_MAX - _SLACK]
-    return int(tokens[np.argmax(scores[tokens] + noise(tokens))])
+    first = head(scores, _FIRST)
+    noisy = scores[first] + noise.gumbel(tokens[first])
+    leader = first[noisy.argmax()]
+    gap = float(noisy.max() - scores[first].min()) - _SLACK
+    if first.size == tokens.size or gap > GUMBEL_MAX:
+        return int(tokens[leader])
+    words = noise.row_words(scores.size) if tokens[-1] < tokens.size else noise.words(tokens)
+    able = np.append(np.flatnonzero(words >= least_word(gap)), leader)
+    able.sort()
+    return int(tokens[able[np.argmax(scores[able] + to_gumbel(words[able]))]])
 
 
 def argmax_rows(logits: NDArray[np.floating]) -> IntArray:
@@ -234,14 +230,16 @@ def row_logprobs(row: Row, chosen: int, top: int) -> tuple[float, list[tuple[int
 
     Exactly min(top, V) pairs (id, logprob); of equals the lower id first. Raises BadLogits.
     """
-    values = row.astype(np.float64)
-    largest = float(values.max())
-    if not math.isfinite(largest):
+    highest = float(row.max())
+    if not math.isfinite(highest):
         raise BadLogits("the logits hold NaN or infinity")
-    total = largest + math.log(float(np.exp(values - largest).sum()))
-    ids = _largest(values, min(top, values.size)).tolist() if top else []
-    return _logprob(values, chosen, total), [(token, _logprob(values, token, total)) for token in ids]
+    weights = row.astype(np.float64)
+    weights -= highest
+    total = highest + math.log(float(np.exp(weights, out=weights).sum()))
+    ids = largest(row, min(top, row.size)) if top else np.empty(0, np.int64)
+    ids = ids[np.argsort(-row[ids], kind="stable")]
+    return _logprob(row, chosen, total), [(token, _logprob(row, token, total)) for token in ids.tolist()]
 
 
-def _logprob(values: Scores, token: int, total: float) -> float:
-    return min(0.0, max(LOGPROB_FLOOR, float(values[token]) - total))
+def _logprob(row: Row, token: int, total: float) -> float:
+    return min(0.0, max(LOGPROB_FLOOR, float(row[token]) - total))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from verdraft.kernels.chooser import choose_philox
 from verdraft.kernels.sampling import BadLogits
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.commit import Committer
@@ -40,7 +41,7 @@ class Engine:
         self._bounds = (0, model.config.num_layers)
         pool = model.new_pool(config.num_blocks, config.block_size)
         self._runner = Runner(model, pool, config.block_size, self._bounds)
-        self._verifier = Verifier(tuple(sorted(config.eos_token_ids)))
+        self._verifier = Verifier(tuple(sorted(config.eos_token_ids)), choose_philox())
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self._default_drafter
         self._sequences: dict[Request, Sequence] = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from verdraft.kernels.noise import Noise, PhiloxBlocks
 from verdraft.kernels.sampling import BadLogits, argmax_rows, choose_token, nan_rows, row_logprobs
 from verdraft.scheduler.outputs import TokenLogprobs
 from verdraft.scheduler.plan import Work
@@ -49,9 +50,10 @@ def _generates(seq: Sequence) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """Applies DESIGN section 3 to one batch. `eos` are the model's end tokens, ascending."""
+    """DESIGN section 3 for one batch. `eos` are the model's end tokens, ascending; `philox` makes noise words."""
 
     eos: tuple[int, ...]
+    philox: PhiloxBlocks
 
     def verify(self, plan: list[Work], logits: Rows) -> list[Verified]:
         """`logits` [R, V] holds rows_wanted(work) rows for each work, in order. Raises BadLogits for NaN rows."""
@@ -68,7 +70,7 @@ class Verifier:
         if not work.yields or not _generates(work.seq):
             return Verified(work, prompt_logprobs=scored)
         num = len(work.draft.tokens) + 1
-        tokens = _Choice(work, logits[-num:], best[-num:], self.eos).accept()
+        tokens = _Choice(work, logits[-num:], best[-num:], self.eos, self.philox).accept()
         return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored)
 
 
@@ -80,6 +82,7 @@ class _Choice:
     logits: Rows
     best: NDArray[np.int64]
     eos: tuple[int, ...]
+    philox: PhiloxBlocks
 
     def accept(self) -> list[int]:
         history = self.work.seq.history
@@ -98,8 +101,8 @@ class _Choice:
         banned = sorted({*self.eos, *params.stop_token_ids}) if position < params.min_tokens else None
         if params.plain_greedy and banned is None:
             return int(self.best[j])
-        choice = seq.request.choice
-        return choose_token(self.logits[j], params, seq.history, banned, seq.seed, choice, position)
+        noise = Noise(seq.seed, seq.request.choice, position, self.philox)
+        return choose_token(self.logits[j], params, seq.history, banned, noise)
 
 
 def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLogprobs, ...]:

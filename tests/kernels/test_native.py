@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from verdraft.kernels.base import KernelUnavailable
-from verdraft.kernels.chooser import choose_kernels
+from verdraft.kernels.chooser import choose_kernels, choose_philox
 from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.native import NativeOps, NativeUnavailable, build_native
+from verdraft.kernels.noise import philox_blocks
 
 CPU = torch.device("cpu")
 
@@ -38,6 +39,16 @@ def test_without_a_compiler_the_cpu_backend_says_so_once_and_works(
     assert [record.name for record in caplog.records] == ["verdraft.kernels"]
     assert "no-such-compiler" in caplog.text
     assert torch.equal(kernels.silu_mul(torch.zeros(2, 16)), torch.zeros(2, 8))
+
+
+def test_without_a_compiler_noise_words_come_from_numpy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose_philox() is not philox_blocks
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING, logger="verdraft.kernels"):
+        assert choose_philox() is philox_blocks
+    assert "no-such-compiler" in caplog.text
 
 
 def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verdraft.kernels.noise import GUMBEL_MAX, GUMBEL_MIN, gumbel, gumbel_row, philox
+from verdraft.kernels.native import NativeOps, build_native
+from verdraft.kernels.noise import GUMBEL_MAX, GUMBEL_MIN, Noise, least_word, philox, philox_blocks, to_gumbel
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)
+UINT32 = st.integers(0, 2**32 - 1)
+
+
+def gumbel_row(seed: int, choice: int, position: int, vocab_size: int) -> np.ndarray:
+    return to_gumbel(Noise(seed, choice, position).row_words(vocab_size))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,26 @@ def test_published_philox_vectors(counter: list[int], key: tuple[int, int], expe
 def test_any_subset_has_the_noise_of_the_full_row(seed: int, choice: int, position: int, tokens: list[int]) -> None:
     ids = np.array(tokens, np.int64)
     full = gumbel_row(seed, choice, position, 1000)
-    assert np.array_equal(gumbel(seed, choice, position, ids), full[ids])
+    assert np.array_equal(Noise(seed, choice, position).gumbel(ids), full[ids])
+
+
+@settings(deadline=None)
+@given(SEEDS, UINT32, UINT32, st.lists(UINT32, max_size=70))
+def test_native_words_are_the_same(seed: int, choice: int, position: int, blocks: list[int]) -> None:
+    native = NativeOps(build_native())
+    ids = np.array(blocks, np.uint32)
+    for part in (ids, ids[::2]):
+        words = native.philox_blocks(seed, choice, position, part)
+        assert words.dtype == np.uint32
+        assert np.array_equal(words, philox_blocks(seed, choice, position, part))
+
+
+def test_native_words_of_a_whole_vocabulary_are_the_same() -> None:
+    native = NativeOps(build_native()).philox_blocks
+    for vocab_size in (1, 63, 64, 65, 49_152, 151_936):
+        expected = Noise(-7, 1, 2**32 - 1).row_words(vocab_size)
+        assert expected.shape == (vocab_size,)
+        assert np.array_equal(Noise(-7, 1, 2**32 - 1, native).row_words(vocab_size), expected)
 
 
 def test_the_row_does_not_depend_on_the_vocabulary_size() -> None:
@@ -46,7 +71,7 @@ def test_the_row_does_not_depend_on_the_vocabulary_size() -> None:
 
 
 def test_no_tokens_have_no_noise() -> None:
-    assert gumbel(1, 2, 3, np.array([], np.int64)).size == 0
+    assert Noise(1, 2, 3).gumbel(np.array([], np.int64)).size == 0
 
 
 def test_every_part_of_the_key_matters() -> None:
@@ -73,3 +98,19 @@ def test_the_bounds_are_the_extreme_words() -> None:
     extremes = -np.log(-np.log((np.array([0.0, 2.0**32 - 1]) + 0.5) / 2.0**32))
     assert extremes[0] == pytest.approx(GUMBEL_MIN, abs=1e-12)
     assert extremes[1] == pytest.approx(GUMBEL_MAX, abs=1e-9)
+
+
+@pytest.mark.parametrize("bound", [GUMBEL_MIN - 1, GUMBEL_MIN, -2.0, 0.0, 0.5, 7.0, 15.0, 21.0, 22.0, GUMBEL_MAX])
+def test_no_word_below_the_least_reaches_the_bound(bound: float) -> None:
+    least = least_word(bound)
+    near = np.unique(np.clip(np.arange(least - 1000, least + 4), 0, 2**32 - 1)).astype(np.uint32)
+    noise = to_gumbel(near)
+    assert (noise[near < least] < bound).all()
+    assert noise[-1] >= bound  # and few words above it fall short
+    assert (np.diff(noise) >= 0).all()
+
+
+@settings(deadline=None)
+@given(st.floats(GUMBEL_MIN, GUMBEL_MAX), UINT32)
+def test_a_word_that_reaches_a_bound_is_never_below_the_least(bound: float, word: int) -> None:
+    assert word >= least_word(bound) or to_gumbel(np.array([word], np.uint32))[0] < bound

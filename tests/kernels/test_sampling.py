@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verdraft.kernels.noise import gumbel_row
+from verdraft.kernels.chooser import choose_philox
+from verdraft.kernels.noise import Noise, PhiloxBlocks, Words, philox_blocks, to_gumbel
 from verdraft.kernels.sampling import (
     AllTokensMasked,
     BadLogits,
@@ -50,11 +51,12 @@ def slow_kept(scores: Sequence[float], params: LogitParams) -> list[int]:
     if params.top_k > 0:
         order = order[: params.top_k]
     if params.top_p < 1.0:
-        weights = [math.exp(scores[i]) for i in order]
-        mass = 0.0
-        for n, weight in enumerate(weights):
-            mass += weight
-            if mass >= params.top_p * sum(weights):
+        weights = np.exp(scores).tolist()
+        order.sort(key=lambda i: (-weights[i], i))  # scores that differ may weigh the same
+        wanted, mass = params.top_p * sum(weights[i] for i in order), 0.0
+        for n, i in enumerate(order):
+            mass += weights[i]
+            if mass >= wanted:
                 order = order[: n + 1]
                 break
     if params.min_p > 0.0:
@@ -82,7 +84,9 @@ def test_filters_keep_what_the_definition_keeps(
 ) -> None:
     params = LogitParams(top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
     scores = scores_of(row, temperature)
-    assert kept_tokens(scores, params).tolist() == slow_kept(scores.tolist(), params)
+    tokens, kept_scores = kept_tokens(scores, params)
+    assert tokens.tolist() == slow_kept(scores.tolist(), params)
+    assert np.array_equal(kept_scores, scores[tokens])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,7 @@ def test_filters_keep_what_the_definition_keeps(
 )
 def test_filters_by_hand(params: LogitParams, kept: list[int]) -> None:
     scores = np.log(np.array([0.05, 0.45, 0.25, 0.25])) - math.log(0.45)
-    assert kept_tokens(scores, params).tolist() == kept
+    assert kept_tokens(scores, params)[0].tolist() == kept
 
 
 @settings(deadline=None)
@@ -145,7 +149,7 @@ def test_the_row_is_not_modified() -> None:
         top_p=0.9,
         min_p=0.1,
     )
-    choose_token(row, params, history_of(params, [1, 2], [3]), [4], 1, 0, 0, np.arange(row.size) % 2 == 0)
+    choose_token(row, params, history_of(params, [1, 2], [3]), [4], Noise(1, 0, 0), np.arange(row.size) % 2 == 0)
     assert np.array_equal(row, before)
 
 
@@ -172,37 +176,74 @@ def test_history_costs_nothing_without_penalties() -> None:
     assert history.ids.size == 0
 
 
-def slow_choice(row: Row, params: LogitParams, seed: int, choice: int, position: int) -> int:
+def slow_choice(row: Row, params: LogitParams, noise: Noise) -> int:
     """All tokens get noise; nothing is pruned."""
-    scores = scores_of(row, params.temperature)
-    kept = slow_kept(scores.tolist(), params)
-    noisy = scores + gumbel_row(seed, choice, position, row.size)
-    return max(kept, key=lambda i: (noisy[i], -i))
+    with np.errstate(over="ignore"):
+        scores = scores_of(row, params.temperature)
+    noisy = scores + to_gumbel(noise.row_words(row.size))
+    return max(slow_kept(scores.tolist(), params), key=lambda i: (noisy[i], -i))
+
+
+def coarse_blocks(seed: int, choice: int, position: int, blocks: Words) -> Words:
+    """Noise of eight values only, so that sums of score and noise are often equal."""
+    return philox_blocks(seed, choice, position, blocks) | np.uint32(0x1FFFFFFF)
+
+
+def extreme_blocks(seed: int, choice: int, position: int, blocks: Words) -> Words:
+    """The smallest noise for all tokens but about one in a thousand, which get the largest."""
+    words = philox_blocks(seed, choice, position, blocks)
+    return np.where(words % 1024 == 0, np.uint32(2**32 - 1), np.uint32(0))
+
+
+blocks = st.sampled_from([choose_philox(), philox_blocks, coarse_blocks, extreme_blocks])
+noises = st.builds(Noise, st.integers(-(2**63), 2**63 - 1), st.integers(0, 127), st.integers(0, 2**32 - 1), blocks)
+wide_rows = st.builds(
+    random_row, st.integers(0, 10**6), st.sampled_from([300, 2000, 9000]), st.sampled_from([0.0, 0.1, 3.0, 12.0])
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    rows,
-    st.sampled_from([0.05, 0.7, 1.0, 2.0]),
-    st.sampled_from([0, 20]),
-    st.sampled_from([1.0, 0.8]),
-    st.integers(-(2**63), 2**63 - 1),
-    st.integers(0, 127),
-    st.integers(0, 10**6),
+    st.one_of(rows, wide_rows),
+    st.sampled_from([5e-324, 1e-3, 0.3, 1.0, 1.7, 1e300]),
+    st.sampled_from([0, 20, 1500]),
+    st.sampled_from([1.0, 0.8, 1e-9]),
+    st.sampled_from([0.0, 0.1]),
+    noises,
 )
 def test_pruning_never_changes_the_token(
-    row: Row, temperature: float, top_k: int, top_p: float, seed: int, choice: int, position: int
+    row: Row, temperature: float, top_k: int, top_p: float, min_p: float, noise: Noise
 ) -> None:
-    params = LogitParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    chosen = choose_token(row, params, NONE, None, seed, choice, position)
-    assert chosen == slow_choice(row, params, seed, choice, position)
+    params = LogitParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert choose_token(row, params, NONE, None, noise) == slow_choice(row, params, noise)
 
 
-def test_a_wide_row_is_pruned_and_still_right() -> None:
-    row = random_row(5, 20_000, spread=12.0)
+@settings(max_examples=50, deadline=None)
+@given(wide_rows, st.sampled_from([0.01, 0.5, 0.999]), st.sampled_from([0, 20]), st.sampled_from([1.0, 0.8]), noises)
+def test_impossible_tokens_are_never_chosen(
+    row: Row, banned_share: float, top_k: int, top_p: float, noise: Noise
+) -> None:
+    """-infinity in the row, by mask and by ban: all the same."""
+    params = LogitParams(top_k=top_k, top_p=top_p)
+    mask = np.random.default_rng(abs(noise.seed)).random(row.size) >= banned_share
+    mask[0] = True
+    masked = np.where(mask, row, np.float32(-np.inf))
+    expected = slow_choice(masked, params, noise)
+    assert mask[expected]
+    assert choose_token(masked, params, NONE, None, noise) == expected
+    assert choose_token(row, params, NONE, None, noise, mask) == expected
+    assert choose_token(row, params, NONE, np.flatnonzero(~mask).tolist(), noise) == expected
+
+
+@pytest.mark.parametrize("philox", [choose_philox(), philox_blocks], ids=["quickest", "numpy"])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 12.0])
+def test_a_whole_vocabulary_is_pruned_and_still_right(philox: PhiloxBlocks, spread: float) -> None:
+    row = np.random.default_rng(5).normal(0, spread, 49_152).astype(np.float32)
     params = LogitParams(temperature=1.3)
-    for position in range(20):
-        assert choose_token(row, params, NONE, None, 9, 0, position) == slow_choice(row, params, 9, 0, position)
+    scores = scores_of(row, 1.3)
+    for position in range(100):
+        noise = Noise(9, 0, position, philox)
+        assert choose_token(row, params, NONE, None, noise) == (scores + to_gumbel(noise.row_words(row.size))).argmax()
 
 
 def chi_square(choose: Callable[[int], int], probs: Sequence[float], num_draws: int) -> float:
@@ -216,45 +257,45 @@ def test_tokens_follow_the_distribution_over_positions_and_over_seeds() -> None:
     probs = [0.5, 0.2, 0.2, 0.09, 0.01]
     row = row_of(np.log(probs).tolist())
     params = LogitParams()
-    assert chi_square(lambda i: choose_token(row, params, NONE, None, 3, 0, i), probs, 5000) < 14.86
-    assert chi_square(lambda i: choose_token(row, params, NONE, None, i, 0, 0), probs, 5000) < 14.86
-    assert chi_square(lambda i: choose_token(row, params, NONE, None, 3, i, 0), probs, 5000) < 14.86
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, Noise(3, 0, i)), probs, 5000) < 14.86
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, Noise(i, 0, 0)), probs, 5000) < 14.86
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, Noise(3, i, 0)), probs, 5000) < 14.86
 
 
 def test_filtered_tokens_follow_the_renormalised_distribution() -> None:
     row = row_of(np.log([0.5, 0.2, 0.2, 0.09, 0.01]).tolist())
     params = LogitParams(top_k=4, top_p=0.8, temperature=1.0)
     probs = [5 / 9, 2 / 9, 2 / 9, 0.0, 0.0]
-    assert chi_square(lambda i: choose_token(row, params, NONE, None, 11, 0, i), probs, 5000) < 14.86
+    assert chi_square(lambda i: choose_token(row, params, NONE, None, Noise(11, 0, i)), probs, 5000) < 14.86
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 5e-324])
 def test_no_and_tiny_temperatures_take_the_lowest_of_the_best(temperature: float) -> None:
     params = LogitParams(temperature=temperature, top_k=1, top_p=0.1, min_p=1.0)
-    assert choose_token(row_of([1, 3, 3, 2]), params, NONE, None, 1, 0, 0) == 1
+    assert choose_token(row_of([1, 3, 3, 2]), params, NONE, None, Noise(1, 0, 0)) == 1
 
 
 def test_extreme_penalties_stay_numbers() -> None:
     params = LogitParams(temperature=0.0, repetition_penalty=1e-308)
-    assert choose_token(row_of([9.0, 1.0, 3.0]), params, history_of(params, [1, 2], []), None, 1, 0, 0) == 1
+    assert choose_token(row_of([9.0, 1.0, 3.0]), params, history_of(params, [1, 2], []), None, Noise(1, 0, 0)) == 1
     params = LogitParams(temperature=1.0, repetition_penalty=1e308)
     history = history_of(params, [0, 1, 2], [])
-    assert choose_token(row_of([-9.0, -1.0, -3.0]), params, history, None, 1, 0, 0) in {0, 1, 2}
+    assert choose_token(row_of([-9.0, -1.0, -3.0]), params, history, None, Noise(1, 0, 0)) in {0, 1, 2}
 
 
 def test_everything_masked_is_an_error() -> None:
     row = row_of([1, 2, 3])
     with pytest.raises(AllTokensMasked, match="masked"):
-        choose_token(row, LogitParams(), NONE, [0, 1, 2], 1, 0, 0)
+        choose_token(row, LogitParams(), NONE, [0, 1, 2], Noise(1, 0, 0))
     with pytest.raises(AllTokensMasked):
-        choose_token(row, LogitParams(temperature=0), NONE, [1], 1, 0, 0, np.array([False, True, False]))
+        choose_token(row, LogitParams(temperature=0), NONE, [1], Noise(1, 0, 0), np.array([False, True, False]))
 
 
 @pytest.mark.parametrize("bad", [[1, math.nan, 3], [1, math.inf, 3], [-math.inf] * 3])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_bad_rows_are_an_error(bad: list[float], temperature: float) -> None:
     with pytest.raises(BadLogits):
-        choose_token(row_of(bad), LogitParams(temperature=temperature), NONE, None, 1, 0, 0)
+        choose_token(row_of(bad), LogitParams(temperature=temperature), NONE, None, Noise(1, 0, 0))
     with pytest.raises(BadLogits):
         row_logprobs(row_of(bad), 0, 1)
 
