@@ -20,9 +20,9 @@ from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Verified, Verifier
-from verdraft.spec.draft import EMPTY, Drafter
+from verdraft.spec.draft import EMPTY, Drafter, NoDrafter
 from verdraft.spec.sources import make_drafter
-from verdraft.spec.suffix import SharedSuffixStore
+from verdraft.spec.suffix import SuffixStores
 
 logger = logging.getLogger("verdraft.engine")
 
@@ -36,7 +36,7 @@ class Engine:
     def __init__(self, model: Transformer, config: EngineConfig, drafter_factory: DrafterFactory | None = None) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        self.store = SharedSuffixStore(config.suffix_store_tokens)
+        self.stores = SuffixStores(config.suffix_store_tokens)
         self.totals = Totals()
         self._bounds = (0, model.config.num_layers)
         pool = model.new_pool(config.num_blocks, config.block_size)
@@ -77,9 +77,11 @@ class Engine:
 
     def _default_drafter(self, request: Request) -> Drafter:
         mode = self.config.speculation if request.speculation == "auto" else request.speculation
-        store = None if request.cache_salt else self.store
+        if mode == "off":
+            return NoDrafter()
+        # The smallest index that the source allows, for models of a very short context.
         remembered = max(32, self.config.max_model_len)
-        return make_drafter("off" if mode == "off" else "suffix", request.prediction, store, remembered)
+        return make_drafter("suffix", request.prediction, self.stores.of(request.cache_salt), remembered)
 
     def abort(self, request: Request) -> list[Output]:
         """End a request wherever it is; its last slice says "abort". Unknown or finished: nothing."""
@@ -177,12 +179,12 @@ class Engine:
         self.scheduler.pool.clear_cache()
         for seq in self.scheduler.running:
             seq.num_remembered = len(seq.blocks)
-        self.store.clear()
+        self.stores.clear()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when any structure contradicts another."""
         self.scheduler.check_integrity()
-        self.store.check_integrity()
+        self.stores.check_integrity()
 
     def counters(self) -> EngineCounters:
         """A snapshot for /metrics."""
@@ -203,7 +205,7 @@ class Engine:
             corrupted=totals.corrupted,
             target_passes=totals.target_passes,
             iteration_tokens=totals.iteration_tokens,
-            suffix_store_tokens=self.store.num_tokens,
+            suffix_store_tokens=self.stores.num_tokens,
             spec={source: replace(stats) for source, stats in totals.spec.items()},
             accepted_per_pos=tuple(totals.accepted_per_pos),
         )

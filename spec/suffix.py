@@ -1,13 +1,15 @@
 """The suffix source (DESIGN section 5): drafts from what the sequence, or an earlier answer, said after the same
 context. Knows tokens and sequences; which sequences may share a store is the caller's decision."""
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.suffix_index import Proposing, SuffixIndex
 
 TAIL_LEN = 32  # prompt tokens kept before a shared output, so that it is found from its first token on
 SHARED = Proposing(levels=(2, 4, 8, 16))  # one equal token in somebody else's answer means nothing
+MAX_TENANTS = 32  # salts with a store of their own; the one unused for longest gives way
 
 
 class SharedSuffixStore:
@@ -45,10 +47,52 @@ class SharedSuffixStore:
         self._index.check_integrity()
 
 
+class SuffixStores:
+    """A store for everybody without a salt, and one per salt (cache_salt): tenants never see each other's text.
+
+    All salted stores together may hold as many tokens as the open one.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._open = SharedSuffixStore(max_tokens)
+        self._salted: OrderedDict[str, SharedSuffixStore] = OrderedDict()
+        self._tenant_tokens = max(32, max_tokens // MAX_TENANTS)
+
+    def of(self, salt: str) -> SharedSuffixStore:
+        """The store of everybody with this salt; "" is no salt."""
+        if not salt:
+            return self._open
+        store = self._salted.pop(salt, None) or SharedSuffixStore(self._tenant_tokens)
+        self._salted[salt] = store
+        if len(self._salted) > MAX_TENANTS:
+            self._salted.popitem(last=False)
+        return store
+
+    def _all(self) -> Iterator[SharedSuffixStore]:
+        yield self._open
+        yield from list(self._salted.values())
+
+    def clear(self) -> None:
+        """Forget everything; sequences that run keep feeding the store they started with."""
+        for store in self._all():
+            store.clear()
+        self._salted.clear()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens stored, all tenants together."""
+        return sum(store.num_tokens for store in self._all())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        for store in self._all():
+            store.check_integrity()
+
+
 class SuffixDrafter:
     """One sequence's suffix source: its own prompt and output, and a shared store that it reads and, at the end, feeds.
 
-    `store` is None for a sequence that must not share (one with a salt). `local_tokens` bounds the own index.
+    `store` is None for a sequence that shares with nobody. `local_tokens` bounds the own index.
     """
 
     def __init__(self, store: SharedSuffixStore | None = None, local_tokens: int = 32768) -> None:

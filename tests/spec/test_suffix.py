@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from verdraft.spec.draft import EMPTY, Draft
-from verdraft.spec.suffix import SharedSuffixStore, SuffixDrafter
+from verdraft.spec.suffix import MAX_TENANTS, SharedSuffixStore, SuffixDrafter, SuffixStores
 
 PROMPT = list(range(200, 260))
 ANSWER = list(range(300, 340))
@@ -100,3 +100,26 @@ def test_misuse_raises() -> None:
     drafter.stop()
     with pytest.raises(RuntimeError, match="stopped"):
         drafter.stop()
+
+
+def test_tenants_share_a_store_with_nobody_else() -> None:
+    stores = SuffixStores(10_000)
+    output = list(range(100, 120))
+    stores.of("mine").add([1, 2, 3], output)
+    assert stores.of("mine").propose([1, 2, 3, 100, 101], 8).tokens == tuple(output[2:10])
+    assert stores.of("other").propose([1, 2, 3, 100, 101], 8).tokens == ()
+    assert stores.of("").propose([1, 2, 3, 100, 101], 8).tokens == ()
+
+
+def test_tenants_are_bounded_and_the_idle_one_gives_way() -> None:
+    stores = SuffixStores(10_000)
+    for salt in ("kept", "idle"):
+        stores.of(salt).add([1], [100, 101, 102, 103])
+    for i in range(MAX_TENANTS - 1):
+        stores.of(f"new {i}")
+        stores.of("kept")
+    assert stores.of("kept").num_tokens > 0
+    assert stores.of("idle").num_tokens == 0
+    stores.check_integrity()
+    stores.clear()
+    assert stores.num_tokens == 0
