@@ -214,14 +214,15 @@ def _noisy_argmax(tokens: IntArray, scores: Scores, noise: Noise) -> int:
 
 
 def argmax_rows(logits: NDArray[np.floating]) -> IntArray:
-    """The plain greedy law for a whole batch [R, V]: of equal logits the lowest id. See `nan_rows` for bad rows."""
+    """The plain greedy law for a whole batch [R, V]: of equal logits the lowest id. See `bad_rows`."""
     best: IntArray = logits.argmax(axis=1)
     return best
 
 
-def nan_rows(logits: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Which rows [R] of [R, V] are unusable: they hold NaN or +infinity, or nothing finite."""
-    bad: NDArray[np.bool_] = ~np.isfinite(logits.max(axis=1))
+def bad_rows(logits: NDArray[np.floating], best: IntArray) -> NDArray[np.bool_]:
+    """Which rows [R] of [R, V] hold NaN or +infinity, or nothing finite. `best` is their argmax_rows, which finds
+    a NaN as surely as the largest value, so one look at it is enough."""
+    bad: NDArray[np.bool_] = ~np.isfinite(logits[np.arange(len(best)), best])
     return bad
 
 

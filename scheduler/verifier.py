@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verdraft.kernels.noise import Noise, PhiloxBlocks
-from verdraft.kernels.sampling import BadLogits, argmax_rows, choose_token, nan_rows, row_logprobs
+from verdraft.kernels.sampling import BadLogits, argmax_rows, bad_rows, choose_token, row_logprobs
 from verdraft.scheduler.outputs import TokenLogprobs
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
@@ -57,9 +57,9 @@ class Verifier:
 
     def verify(self, plan: list[Work], logits: Rows) -> list[Verified]:
         """`logits` [R, V] holds rows_wanted(work) rows for each work, in order. Raises BadLogits for NaN rows."""
-        if nan_rows(logits).any():
-            raise BadLogits("a row of logits is not finite")
         best = argmax_rows(logits)
+        if bad_rows(logits, best).any():
+            raise BadLogits("a row of logits is not finite")
         return [
             self._verify_one(work, logits[rows], best[rows])
             for work, rows in zip(plan, _slices([rows_wanted(work) for work in plan]), strict=True)

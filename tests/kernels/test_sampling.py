@@ -18,9 +18,9 @@ from verdraft.kernels.sampling import (
     Row,
     TokenHistory,
     argmax_rows,
+    bad_rows,
     choose_token,
     kept_tokens,
-    nan_rows,
     processed,
     row_logprobs,
 )
@@ -303,7 +303,7 @@ def test_bad_rows_are_an_error(bad: list[float], temperature: float) -> None:
 def test_a_batch_is_greedy_at_once_and_shows_bad_rows() -> None:
     logits = np.array([[1, 5, 5], [7, 2, 1], [math.nan, 1, 2], [math.inf, 1, 2], [-math.inf, 1, 2]], np.float32)
     assert argmax_rows(logits)[[0, 1, 4]].tolist() == [1, 0, 2]
-    assert nan_rows(logits).tolist() == [False, False, True, True, False]
+    assert bad_rows(logits, argmax_rows(logits)).tolist() == [False, False, True, True, False]
 
 
 def test_plain_greedy_is_said_only_where_the_argmax_is_the_law() -> None:
