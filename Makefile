@@ -10,7 +10,7 @@ CONFORMANCE ?= shared/conformance
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: serve test check wheel bench conformance soak clean
+.PHONY: serve test check wheel bench conformance law soak clean
 
 serve: $(READY)
 	$(BIN)/verdraft serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -33,6 +33,10 @@ bench: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m verdraft.bench.soak --data "$(DATA)" $(ARGS)
+
+# The law's whole matrix on the demo model: tens of thousands of tokens, many minutes.
+law: $(READY)
+	$(BIN)/pytest -m long tests/test_law.py $(ARGS)
 
 conformance: $(READY)
 	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -p no:asyncio -p no:cacheprovider -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)

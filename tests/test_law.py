@@ -146,4 +146,4 @@ def test_the_demo_model_keeps_the_law(demo_path: Path) -> None:
 def test_the_demo_model_keeps_the_law_in_every_setting(demo_path: Path) -> None:
     torch.set_num_threads(2)
     model = load(demo_path)
-    assert check_law(model, jobs_for(2000, 40, 40), EVERY_SETTING) > 10000
+    assert check_law(model, jobs_for(2000, 40, 60), EVERY_SETTING) > 20000
