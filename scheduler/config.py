@@ -14,7 +14,7 @@ class EngineConfig:
     block_size: int = 16
     max_num_seqs: int = 16  # sequences decoded together
     max_queue: int = 256  # submissions waiting beyond those
-    max_batch_tokens: int = 128  # tokens in one step: decodes, drafts and prefill chunks together
+    max_batch_tokens: int = 256  # in one step, decodes, drafts and prefill chunks together; at least two a sequence
     max_draft_len: int = 16
     speculation: Mode = "suffix"  # what "auto" means
     suffix_store_tokens: int = 1_000_000

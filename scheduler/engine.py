@@ -10,6 +10,7 @@ from verdraft.kernels.sampling import BadLogits
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.costs import measure_costs
 from verdraft.scheduler.counters import EngineCounters, Totals
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.faults import inject_before, inject_nan, wants_preemption
@@ -20,8 +21,9 @@ from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Verified, Verifier
-from verdraft.spec.draft import EMPTY, Drafter, NoDrafter
+from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
 from verdraft.spec.sources import make_drafter
+from verdraft.spec.spending import FREE, spend
 from verdraft.spec.suffix import SuffixStores
 
 logger = logging.getLogger("verdraft.engine")
@@ -38,6 +40,7 @@ class Engine:
         self.scheduler = Scheduler(config)
         self.stores = SuffixStores(config.suffix_store_tokens)
         self.totals = Totals()
+        self.costs = FREE
         self._bounds = (0, model.config.num_layers)
         pool = model.new_pool(config.num_blocks, config.block_size)
         self._runner = Runner(model, pool, config.block_size, self._bounds)
@@ -46,6 +49,12 @@ class Engine:
         self._make_drafter = drafter_factory or self._default_drafter
         self._sequences: dict[Request, Sequence] = {}
         self._order = 0
+
+    def measure(self) -> None:
+        """Learn what a pass costs here, so that drafts are no longer than pays; before the first request."""
+        assert not self._sequences
+        self.costs = measure_costs(self._runner, self.config.num_blocks)
+        logger.info("a pass costs %s", ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in self.costs.points()))
 
     @property
     def has_work(self) -> bool:
@@ -113,15 +122,20 @@ class Engine:
         return [work for work in plan if work.seq not in preempted] if preempted else plan
 
     def _draft(self) -> None:
-        """Ask every decoding sequence's source for a draft; a fair share of the step's tokens bounds each."""
+        """Ask every decoding sequence's source for a draft, and keep as much of them all as pays."""
         running = self.scheduler.running
         decoding = [seq for seq in running if seq.decoding]
         budget = self.config.max_batch_tokens if len(decoding) == len(running) else self.config.max_batch_tokens // 2
         share = budget // max(1, len(decoding)) - 1
-        for seq in decoding:
-            # The pass itself yields one token, so the draft needs at most one less than what may still come.
-            limit = min(self.config.max_draft_len, share, seq.max_len - len(seq.tokens) - 1)
-            seq.draft = seq.drafter.propose(limit) if limit > 0 else EMPTY
+        drafts = [self._propose(seq, share) for seq in decoding]
+        lengths = spend([draft.probs for draft in drafts], len(decoding), self.costs)
+        for seq, draft, length in zip(decoding, drafts, lengths, strict=True):
+            seq.draft = draft.trim(length)
+
+    def _propose(self, seq: Sequence, share: int) -> Draft:
+        # The pass itself yields one token, so the draft needs at most one less than what may still come.
+        limit = min(self.config.max_draft_len, share, seq.max_len - len(seq.tokens) - 1)
+        return seq.drafter.propose(limit) if limit > 0 else EMPTY
 
     def _execute(self, plan: list[Work]) -> list[Verified | Failed]:
         """Run the plan. When it fails, run each work alone, so that only the one at fault is lost: by the law the

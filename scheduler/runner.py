@@ -34,10 +34,14 @@ class Runner:
         """One full-depth pass over the plan's tokens; logits [R, V] of rows_wanted(work) rows per work, in order."""
         batch = build_batch(plan, self.block_size, self.model.device)
         tokens = np.concatenate([np.asarray(work.tokens, np.int64) for work in plan])
-        hidden = self.model.embed(_to(tokens, self.model.device), batch.positions)
+        return self._logits(self.forward(_to(tokens, self.model.device), batch), plan)
+
+    def forward(self, tokens: Tensor, batch: Batch) -> Tensor:  # [T] int64 -> [T, hidden]
+        """All segments, one after the other."""
+        hidden = self.model.embed(tokens, batch.positions)
         for first, last in pairwise(self.bounds):
             hidden = self.model.forward(hidden, batch, self.pool, first, last)
-        return self._logits(hidden, plan)
+        return hidden
 
     def _logits(self, hidden: Tensor, plan: list[Work]) -> Rows:
         ends = np.cumsum([work.num_tokens for work in plan])
@@ -50,13 +54,18 @@ class Runner:
 
 
 def build_batch(plan: list[Work], block_size: int, device: torch.device) -> Batch:
-    """The plan as ragged metadata. Slots come from the block tables, never from "the last one plus one"."""
+    """The plan as ragged metadata."""
     num = np.array([work.num_tokens for work in plan], np.int64)
     start = np.array([work.start for work in plan], np.int64)
+    return ragged_batch(num, start, _block_tables(plan), block_size, device)
+
+
+def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: torch.device) -> Batch:
+    """num[b] tokens from position start[b] on, in the blocks tables[b] [B, P]. Slots come from the block tables,
+    never from "the last one plus one"."""
     ends = np.cumsum(num)
-    owner = np.repeat(np.arange(len(plan)), num)
+    owner = np.repeat(np.arange(len(num)), num)
     positions = np.arange(ends[-1]) - np.repeat(ends - num - start, num)
-    tables = _block_tables(plan)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     return Batch(
         cu_q=_to(np.concatenate(([0], ends)).astype(np.int32), device),

@@ -60,7 +60,9 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     kernels = choose_kernels(settings.kernels, device, dtype)
     _check_block_size(settings, kernels)
     model = load_model(path, kernels, dtype, device)
-    return Engine(model, _engine_config(settings, model))
+    engine = Engine(model, _engine_config(settings, model))
+    engine.measure()
+    return engine
 
 
 def _device(settings: Settings) -> torch.device:
@@ -97,7 +99,7 @@ def _engine_config(settings: Settings, model: Transformer) -> EngineConfig:
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_queue=settings.max_queue,
-        max_batch_tokens=settings.max_batch_tokens,
+        max_batch_tokens=settings.max_batch_tokens or max(256, 2 * settings.max_num_seqs),
         speculation="suffix" if settings.speculation == "auto" else settings.speculation,
         eos_token_ids=model.config.eos_token_ids,
     )

@@ -39,7 +39,10 @@ class Settings(BaseSettings):
     ] = None
     max_num_seqs: Annotated[int, Field(ge=1, le=4096, description="sequences decoded together")] = 16
     max_queue: Annotated[int, Field(ge=0, description="requests that may wait beyond those; the next gets 429")] = 256
-    max_batch_tokens: Annotated[int, Field(ge=1, description="tokens in one step, all sequences together")] = 256
+    max_batch_tokens: Annotated[
+        int | None,
+        Field(ge=2, description="tokens in one step, all sequences together; default: 256, or two a sequence if more"),
+    ] = None
     max_body_bytes: Annotated[int, Field(ge=1024, description="longest request body")] = 4 << 20
     kv_blocks: Annotated[int | None, Field(ge=2, description="blocks in the KV pool; default: as memory allows")] = None
     block_size: Annotated[int, Field(ge=1, le=1024, description="tokens in a block")] = 16
@@ -66,6 +69,11 @@ class Settings(BaseSettings):
     def _no_contradiction(self) -> "Settings":
         if self.kv_blocks is not None and self.memory_fraction is not None:
             raise ValueError("--kv-blocks and --memory-fraction both set the size of the KV pool; give one of them")
+        if self.max_batch_tokens is not None and self.max_batch_tokens < 2 * self.max_num_seqs:
+            raise ValueError(
+                f"--max-batch-tokens must be at least twice --max-num-seqs ({2 * self.max_num_seqs}), so that prompts "
+                "are computed beside the sequences that decode"
+            )
         return self
 
     @classmethod

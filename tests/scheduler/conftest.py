@@ -83,7 +83,7 @@ class ScriptedDrafter:
     def propose(self, limit: int) -> Draft:
         ahead = self.answer[self.done : self.done + self.random.randint(0, limit)]
         lies = (self.random.randrange(VOCAB) if self.random.random() < self.wrong else t for t in ahead)
-        return Draft(tuple(lies)) if ahead else EMPTY
+        return Draft(tuple(lies), probs=(1.0,) * len(ahead)) if ahead else EMPTY
 
     def stop(self) -> None:
         self.started = False

@@ -1,0 +1,57 @@
+"""How many drafted tokens a step should verify: as long as they bring more tokens a second than the step yields anyway.
+
+Knows probabilities and seconds. Under load a pass is no longer nearly free per row, so drafts shrink by themselves
+(DESIGN section 6).
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Seconds of a full-depth pass by its number of tokens: measured points, straight lines between them."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def of(self, tokens: int) -> float:
+        """Seconds of a pass over `tokens` tokens; beyond the last point in proportion to it."""
+        if tokens > self.tokens[-1]:
+            return self.seconds[-1] * tokens / self.tokens[-1]
+        return float(np.interp(tokens, self.tokens, self.seconds))
+
+    def points(self) -> list[tuple[int, float]]:
+        """What was measured: (tokens, seconds)."""
+        return list(zip(self.tokens, self.seconds, strict=True))
+
+
+FREE = CostTable((1,), (0.0,))  # a further row costs nothing: every draft is verified whole
+
+
+def spend(probs: Sequence[Sequence[float]], num_decoding: int, costs: CostTable) -> list[int]:
+    """How many tokens of each draft to verify. probs[i][j] is the probability that draft i is accepted beyond token j.
+
+    Every one of `num_decoding` sequences has one row and yields one token anyway. Then the likeliest drafted token of
+    all is added as long as its probability is worth its share of the pass: probability / added seconds above
+    expected tokens / seconds so far. (Path probabilities fall along a draft, so its tokens come in order.)
+    """
+    lengths = [0] * len(probs)
+    expected, rows = float(num_decoding), num_decoding
+    heap = [(-draft[0], i) for i, draft in enumerate(probs) if draft]
+    heapq.heapify(heap)
+    while heap:
+        prob, i = -heap[0][0], heap[0][1]
+        now, more = costs.of(rows), costs.of(rows + 1)
+        if prob * now < expected * (more - now):
+            break
+        expected, rows = expected + prob, rows + 1
+        lengths[i] += 1
+        if lengths[i] < len(probs[i]):
+            heapq.heapreplace(heap, (-probs[i][lengths[i]], i))
+        else:
+            heapq.heappop(heap)
+    return lengths

@@ -1,0 +1,40 @@
+"""Drafts shrink as rows get dear, the likeliest tokens stay."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verdraft.spec.spending import FREE, CostTable, spend
+
+LINEAR = CostTable((1, 2), (1.0, 2.0))  # a second row costs as much as the first
+LAPTOP = CostTable((1, 8, 16, 64), (30.0, 34.0, 44.0, 98.0))
+
+
+def test_free_rows_take_every_draft_whole() -> None:
+    assert spend([[0.9, 0.1], [0.01], []], 3, FREE) == [2, 1, 0]
+
+
+def test_a_row_as_dear_as_a_pass_takes_certain_tokens_alone() -> None:
+    assert spend([[1.0, 1.0, 0.9]], 1, LINEAR) == [2]
+
+
+def test_the_same_draft_shrinks_under_load() -> None:
+    draft = [0.9, 0.6, 0.4, 0.2, 0.1]
+    lengths = [spend([draft] * n, n, LAPTOP)[0] for n in (1, 8, 32)]
+    assert lengths[0] == 5
+    assert lengths[0] >= lengths[1] >= lengths[2]
+    assert lengths[2] < 5
+
+
+def test_beyond_the_table_a_pass_grows_in_proportion() -> None:
+    assert LAPTOP.of(128) == 196.0
+    assert LAPTOP.of(4) < LAPTOP.of(8)
+
+
+@given(st.lists(st.lists(st.floats(0.01, 1.0), max_size=6), min_size=1, max_size=6))
+def test_what_is_chosen_is_never_worse_than_no_draft(drafts: list[list[float]]) -> None:
+    probs = [sorted(draft, reverse=True) for draft in drafts]
+    lengths = spend(probs, len(probs), LAPTOP)
+    expected = len(probs) + sum(sum(draft[:n]) for draft, n in zip(probs, lengths, strict=True))
+    assert all(n <= len(draft) for n, draft in zip(lengths, probs, strict=True))
+    rate = expected / LAPTOP.of(len(probs) + sum(lengths))
+    assert rate >= len(probs) / LAPTOP.of(len(probs)) * (1 - 1e-9)
