@@ -5,8 +5,9 @@ import logging
 import torch
 
 from verdraft.kernels.base import Kernels, KernelUnavailable
+from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.cpu import CpuKernels
-from verdraft.kernels.native import NativeOps, NativeUnavailable, build_native
+from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import PhiloxBlocks, philox_blocks
 from verdraft.kernels.torch_ref import TorchKernels
 

@@ -1,38 +1,21 @@
-"""The exact CPU backend, fp32: oneDNN's prepacked product and the operations of ops.cpp.
+"""The exact CPU backend, fp32: the operations of our C++ library, or of plain torch where it cannot be built.
 
 Rows never depend on their neighbours, bit for bit. Knows no model.
 """
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
-from verdraft.kernels.native import NativeOps, NativeUnavailable, build_native
+from verdraft.kernels.build import NativeUnavailable, build_native
+from verdraft.kernels.native import NativeOps
 from verdraft.kernels.portable import PortableOps
 
 _log = logging.getLogger("verdraft.kernels")
-
-# Seen with oneDNN 3.12 on AVX-512: up to 1024 inputs every number of rows gives the same bits; above, oneDNN
-# splits the inputs of a single row otherwise than those of two and more, which all agree (1 to 1024 rows,
-# 1 to 16 threads). So a lone row of more inputs is computed twice, at a few per cent of its cost.
-_ONE_BLOCK = 1024
-_PROBE_ROWS = (1, 2, 5, 17, 33)
-
-
-@dataclass(frozen=True, slots=True)
-class CpuLinear:
-    """A weight for `linear`."""
-
-    weight: Tensor  # opaque oneDNN layout if `prepacked`, else [out, in]
-    bias: Tensor | None  # [out]
-    prepacked: bool
-    lone_row_twice: bool
 
 
 class CpuKernels:
@@ -42,11 +25,9 @@ class CpuKernels:
     page_sizes: tuple[int, ...] = ()
     exact: bool = True
 
-    def __init__(self, ops: NativeOps | PortableOps | None = None, prepack: bool = True) -> None:
-        """Without `ops`, the native ones if they build here. `prepack` = False leaves oneDNN's product out."""
+    def __init__(self, ops: NativeOps | PortableOps | None = None) -> None:
+        """Without `ops`, the native ones if they build here."""
         self._ops: Any = ops or _best_ops()
-        self._prepack = prepack and _has_prepacked_product()
-        self._invariant: dict[tuple[int, ...], bool] = {}  # by weight shape, as probed
 
     def pool(
         self,
@@ -85,55 +66,13 @@ class CpuKernels:
         out: Tensor = self._ops.silu_mul(gate_up)
         return out
 
-    def pack(self, weight: Tensor, bias: Tensor | None = None) -> CpuLinear:
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
         assert weight.dtype == torch.float32, f"cpu kernels: expected a float32 weight, got {weight.dtype}"
-        plain = CpuLinear(weight.contiguous(), bias, prepacked=False, lone_row_twice=False)
-        if not self._prepack or weight.numel() == 0:
-            return plain
-        packed = torch.ops.mkldnn._reorder_linear_weight(plain.weight)
-        linear = CpuLinear(packed, bias, prepacked=True, lone_row_twice=weight.shape[1] > _ONE_BLOCK)
-        return linear if self._is_invariant(weight.shape, linear) else plain
+        return self._ops.pack(weight, bias)
 
-    def linear(self, x: Tensor, packed: CpuLinear) -> Tensor:
-        if not packed.prepacked:
-            return _rows_alone(x, packed)
-        if packed.lone_row_twice and x.shape[0] == 1:
-            return self.linear(x.expand(2, -1).contiguous(), packed)[:1]
-        out: Tensor = _product(x, packed.weight, packed.bias, "none", [], "")
+    def linear(self, x: Tensor, packed: Any) -> Tensor:
+        out: Tensor = self._ops.linear(x, packed)
         return out
-
-    def _is_invariant(self, shape: tuple[int, ...], linear: CpuLinear) -> bool:
-        """Whether this machine's oneDNN gives a row the same bits among any number of rows, tried once per shape."""
-        shape = tuple(shape)
-        if shape not in self._invariant:
-            rows = torch.randn(max(_PROBE_ROWS), shape[1], generator=torch.Generator().manual_seed(0))
-            whole = self.linear(rows, linear)
-            self._invariant[shape] = all(torch.equal(self.linear(rows[:n], linear), whole[:n]) for n in _PROBE_ROWS)
-            if not self._invariant[shape]:
-                _log.warning(
-                    "oneDNN's product of shape %s depends on the number of rows here: rows go one by one", shape
-                )
-        return self._invariant[shape]
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, *tail: Any) -> Any:
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, *tail)
-
-
-def _rows_alone(x: Tensor, packed: CpuLinear) -> Tensor:
-    out = x.new_empty((x.shape[0], packed.weight.shape[0]))
-    for i in range(x.shape[0]):
-        # A copy of the row, because alignment may choose another code path in the library below.
-        out[i] = F.linear(x[i : i + 1].clone(), packed.weight, packed.bias)[0]
-    return out
-
-
-def _has_prepacked_product() -> bool:
-    mkldnn = torch.ops.mkldnn
-    found = hasattr(mkldnn, "_reorder_linear_weight") and hasattr(mkldnn, "_linear_pointwise")
-    if not found:
-        _log.warning("torch has no prepacked oneDNN product: rows go through the linear layers one by one, slowly")
-    return found
 
 
 def _best_ops() -> NativeOps | PortableOps:

@@ -1,15 +1,9 @@
-"""Builds ops.cpp once per machine and torch, and calls it: fp32 CPU operations and noise words on raw pointers.
+"""Calls the C++ library: fp32 CPU operations and noise words on raw pointers. Knows no model.
 
-Knows no linear layer. The wrappers cost a few microseconds, because a small model's step makes hundreds of them.
+The wrappers cost a few microseconds, because a small model's step makes hundreds of them.
 """
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +14,10 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable
+from verdraft.kernels.build import NativeUnavailable
 from verdraft.kernels.noise import Words
 
-SOURCE = Path(__file__).with_name("ops.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp")
-
+_LONG: Final = 1 << 24  # multiplications of a product that takes some tenths of a millisecond
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: Final = {
     "verdraft_attend": (_P, _I, _P, _I, _P, _P, _P, _P, _I, _I, _F),
@@ -33,12 +26,9 @@ _SIGNATURES: Final = {
     "verdraft_rms_norm": (_P, _I, _P, _P, _I, _I, _F),
     "verdraft_layer_norm": (_P, _I, _P, _P, _P, _I, _I, _F),
     "verdraft_silu_mul": (_P, _I, _P, _I, _I),
+    "verdraft_linear": (_P, _I, _P, _P, _P, _I, _I, _I),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
 }
-
-
-class NativeUnavailable(RuntimeError):
-    """The C++ operations cannot be built or loaded here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +41,34 @@ class NativeKV:
     address: int  # of `fields`
 
 
+@dataclass(frozen=True, slots=True)
+class NativeLinear:
+    """A weight in the panels of product.cpp."""
+
+    panels: Tensor  # [outs / width, ins, width], filled up with zeros
+    bias: Tensor | None  # [outs]
+    outs: int
+
+
 class NativeOps:
-    """The operations of `Kernels` other than `linear`, and the noise words, from the shared library at `path`."""
+    """The operations of `Kernels`, and the noise words, from the shared library at `path`."""
 
     def __init__(self, path: Path) -> None:
         """Raises NativeUnavailable if the library does not load."""
         try:
             # Small calls keep the interpreter lock: giving it up costs more than they take, and a busy event
-            # loop might not return it for milliseconds. Attention gives it up.
+            # loop might not return it for milliseconds. Attention and long products give it up.
             held, released = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
         except OSError as error:
             raise NativeUnavailable(f"{path} does not load: {error}") from error
-        lanes = held.verdraft_lanes
-        lanes.restype = ctypes.c_int64
-        self._lanes: int = lanes()
+        self._lanes, self._panel_width = _constant(held, "verdraft_lanes"), _constant(held, "verdraft_panel_width")
         self._attend = _function(released, "verdraft_attend")
         self._write = _function(held, "verdraft_write")
         self._rope = _function(held, "verdraft_rope")
         self._rms_norm = _function(held, "verdraft_rms_norm")
         self._layer_norm = _function(held, "verdraft_layer_norm")
         self._silu_mul = _function(held, "verdraft_silu_mul")
+        self._linear, self._long_linear = _function(held, "verdraft_linear"), _function(released, "verdraft_linear")
         self._philox = _function(held, "verdraft_philox")
 
     def pool(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int) -> Sequence[NativeKV]:
@@ -149,6 +147,24 @@ class NativeOps:
         self._silu_mul(gate_up.data_ptr(), _stride(gate_up), out.data_ptr(), rows, width // 2)
         return out
 
+    def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
+        outs, ins = weight.shape
+        width = self._panel_width
+        panels = torch.zeros(-(-outs // width), ins, width)
+        whole = outs // width
+        panels[:whole].copy_(weight[: whole * width].reshape(whole, width, ins).transpose(1, 2))
+        panels[whole:, :, : outs % width].copy_(weight[whole * width :].t())
+        return NativeLinear(panels, None if bias is None else bias.contiguous(), outs)
+
+    def linear(self, x: Tensor, packed: NativeLinear) -> Tensor:
+        panels, (rows, ins) = packed.panels, x.shape
+        assert ins == panels.shape[1], f"x: expected {panels.shape[1]} inputs, got {ins}"
+        out = x.new_empty((rows, packed.outs))
+        call = self._long_linear if rows * panels.numel() > _LONG else self._linear
+        bias = None if packed.bias is None else packed.bias.data_ptr()
+        call(x.data_ptr(), _stride(x), panels.data_ptr(), bias, out.data_ptr(), rows, ins, packed.outs)
+        return out
+
     def philox_blocks(self, seed: int, choice: int, position: int, blocks: Words) -> Words:
         """As noise.philox_blocks, about ten times as quick."""
         blocks = np.ascontiguousarray(blocks, np.uint32)
@@ -157,65 +173,17 @@ class NativeOps:
         return out
 
 
-def build_native(folder: Path | None = None) -> Path:
-    """The shared library for this source, machine and torch; compiled into `folder` (default: the user's cache)
-    on first use, in seconds. Several processes may race: each builds its own and the last rename wins.
-
-    Raises NativeUnavailable when there is no compiler or it fails.
-    """
-    wanted = os.environ.get("CXX", "g++")
-    compiler = shutil.which(wanted)
-    if compiler is None:
-        raise NativeUnavailable(f"no C++ compiler {wanted!r} on the path")
-    folder = folder or _cache_folder()
-    path = folder / f"ops-{_build_key(compiler)}.so"
-    if path.exists():
-        return path
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            os.replace(_compile(compiler, Path(scratch)), path)
-    except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        raise NativeUnavailable(f"{compiler} could not build the CPU operations: {detail.strip()[-400:]}") from error
-    return path
-
-
-def _compile(compiler: str, scratch: Path) -> Path:
-    torch_folder = Path(torch.__file__).parent
-    unit, library = scratch / "ops.o", scratch / "ops.so"
-    includes = f"-I{torch_folder / 'include'}"
-    _run(compiler, *FLAGS, "-c", includes, str(SOURCE), "-o", str(unit))
-    # Linked without -fopenmp: the symbols then come from the OpenMP that torch has loaded, not from a second one.
-    _run(compiler, "-shared", str(unit), f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10", "-o", str(library))
-    return library
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "verdraft" / "native"
-
-
-def _build_key(compiler: str) -> str:
-    parts = (SOURCE.read_text(), " ".join(FLAGS), compiler, torch.__version__, _cpu_flags())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-
-
-def _cpu_flags() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-
-
 def _function(library: ctypes.CDLL, name: str) -> Any:
     function = library[name]
     function.argtypes = _SIGNATURES[name]
     function.restype = None
     return function
+
+
+def _constant(library: ctypes.CDLL, name: str) -> int:
+    function = library[name]
+    function.restype = ctypes.c_int64
+    return int(function())
 
 
 def _round_up(n: int, multiple: int) -> int:

@@ -14,42 +14,20 @@
 #include <limits>
 #include <vector>
 
+#include "vectors.h"
+
 namespace {
 
 #ifdef __AVX512F__
-constexpr int L = 16;         // float lanes of a vector
 constexpr int kMaxRows = 12;  // query rows that share one pass over the keys
 constexpr int kSums = 24;     // vectors of sums that fit the registers
 #else
-constexpr int L = 8;
 constexpr int kMaxRows = 8;
 constexpr int kSums = 12;
 #endif
 constexpr int kMaxDim = 256;
 constexpr int kBlockGroups = 128 / L;  // a softmax block: key groups of L lanes
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-typedef float Vec __attribute__((vector_size(L * 4)));
-typedef float VecU __attribute__((vector_size(L * 4), aligned(4), may_alias));
-typedef int32_t IntVec __attribute__((vector_size(L * 4)));
-
-inline Vec load(const float* p) { return *reinterpret_cast<const VecU*>(p); }
-inline void store(float* p, Vec x) { *reinterpret_cast<VecU*>(p) = x; }
-inline Vec fill(float x) { return Vec{} + x; }
-
-inline Vec load_some(const float* p, int64_t n) {  // lanes from n on are 0
-  if (n >= L) return load(p);
-  float lanes[L] = {};
-  std::memcpy(lanes, p, n * sizeof(float));
-  return load(lanes);
-}
-
-inline void store_some(float* p, Vec x, int64_t n) {
-  if (n >= L) return store(p, x);
-  float lanes[L];
-  store(lanes, x);
-  std::memcpy(p, lanes, n * sizeof(float));
-}
 
 inline IntVec first_lanes(int64_t n) {  // all ones below n
   IntVec lane;

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
-from verdraft.kernels.torch_ref import TorchKernels, TorchKV
+from verdraft.kernels.torch_ref import TorchKernels, TorchKV, TorchLinear
 
 
 class PortableOps:
-    """The operations of `Kernels` other than `linear`, fp32 on the CPU."""
+    """The operations of `Kernels` of `Kernels`, fp32 on the CPU."""
 
     def __init__(self) -> None:
         self._torch = TorchKernels()
@@ -57,6 +57,16 @@ class PortableOps:
         out = gate_up.new_empty((gate_up.shape[0], inner))
         for row, into in zip(gate_up, out, strict=True):
             torch.mul(F.silu(row[:inner]), row[inner:], out=into)
+        return out
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
+        return TorchLinear(weight.contiguous(), bias)
+
+    def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
+        out = x.new_empty((x.shape[0], packed.weight.shape[0]))
+        for i in range(x.shape[0]):
+            # A copy of the row, because alignment may choose another code path in the library below.
+            out[i] = F.linear(x[i : i + 1].clone(), packed.weight, packed.bias)[0]
         return out
 
 

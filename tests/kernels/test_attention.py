@@ -131,7 +131,7 @@ def exact(request: pytest.FixtureRequest) -> Kernels:
 def make_kernels(name: str) -> Kernels:
     if name == "torch":
         return TorchKernels()
-    return CpuKernels() if name == "native" else CpuKernels(PortableOps(), prepack=False)
+    return CpuKernels() if name == "native" else CpuKernels(PortableOps())
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from verdraft.kernels.base import KernelUnavailable
+from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.chooser import choose_kernels, choose_philox
 from verdraft.kernels.cpu import CpuKernels
-from verdraft.kernels.native import NativeOps, NativeUnavailable, build_native
+from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import philox_blocks
 
 CPU = torch.device("cpu")

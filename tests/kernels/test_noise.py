@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verdraft.kernels.native import NativeOps, build_native
+from verdraft.kernels.build import build_native
+from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import GUMBEL_MAX, GUMBEL_MIN, Noise, least_word, philox, philox_blocks, to_gumbel
 
 SEEDS = st.integers(-(2**63), 2**63 - 1)

@@ -26,7 +26,7 @@ def exact(request: pytest.FixtureRequest) -> Kernels:
 
 
 def make_exact(name: str) -> Kernels:
-    return CpuKernels() if name == "native" else CpuKernels(PortableOps(), prepack=False)
+    return CpuKernels() if name == "native" else CpuKernels(PortableOps())
 
 
 @pytest.fixture

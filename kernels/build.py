@@ -1,0 +1,77 @@
+"""Builds this folder's C++ once per machine and torch into one shared library, whose functions it does not know."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import torch
+
+_FOLDER: Final = Path(__file__).parent
+_SOURCES: Final = tuple(_FOLDER / name for name in ("ops.cpp", "product.cpp"))
+_HEADERS: Final = (_FOLDER / "vectors.h",)
+_FLAGS: Final = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp")
+
+
+class NativeUnavailable(RuntimeError):
+    """The C++ operations cannot be built or loaded here; the message says why."""
+
+
+def build_native(folder: Path | None = None) -> Path:
+    """The shared library for these sources, machine and torch; compiled into `folder` (default: the user's cache)
+    on first use, in seconds. Several processes may race: each builds its own and the last rename wins.
+
+    Raises NativeUnavailable when there is no compiler or it fails.
+    """
+    wanted = os.environ.get("CXX", "g++")
+    compiler = shutil.which(wanted)
+    if compiler is None:
+        raise NativeUnavailable(f"no C++ compiler {wanted!r} on the path")
+    folder = folder or _cache_folder()
+    path = folder / f"ops-{_build_key(compiler)}.so"
+    if path.exists():
+        return path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            os.replace(_compile(compiler, Path(scratch)), path)
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        raise NativeUnavailable(f"{compiler} could not build the CPU operations: {detail.strip()[-400:]}") from error
+    return path
+
+
+def _compile(compiler: str, scratch: Path) -> Path:
+    torch_folder = Path(torch.__file__).parent
+    units = [scratch / f"{source.stem}.o" for source in _SOURCES]
+    for source, unit in zip(_SOURCES, units, strict=True):
+        _run(compiler, *_FLAGS, "-c", f"-I{torch_folder / 'include'}", str(source), "-o", str(unit))
+    library, libraries = scratch / "ops.so", (f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10")
+    # Linked without -fopenmp: the symbols then come from the OpenMP that torch has loaded, not from a second one.
+    _run(compiler, "-shared", *map(str, units), *libraries, "-o", str(library))
+    return library
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "verdraft" / "native"
+
+
+def _build_key(compiler: str) -> str:
+    texts = [path.read_text() for path in (*_SOURCES, *_HEADERS)]
+    parts = (*texts, " ".join(_FLAGS), compiler, torch.__version__, _cpu_flags())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _cpu_flags() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
