@@ -1,6 +1,7 @@
 """The server under load: started here or already running, and the memory of its processes."""
 
 import argparse
+import os
 import shlex
 import signal
 import socket
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Self
@@ -54,22 +55,32 @@ def serving(args: argparse.Namespace) -> Iterator[Host]:
 @contextmanager
 def started(flags: Sequence[str]) -> Iterator[Host]:
     """`verdraft serve FLAGS` on a free port. Raises ServerFailed, with the end of its log."""
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "verdraft", "serve", *flags, "--host", "127.0.0.1", "--port", str(port)]
+    with served_by(command, f"http://127.0.0.1:{port}", "/ready") as host:
+        yield host
+
+
+@contextmanager
+def served_by(
+    command: Sequence[str], url: str, ready: str, env: Mapping[str, str] | None = None, exit_codes: Sequence[int] = (0,)
+) -> Iterator[Host]:
+    """Any server, until `ready` answers 200; stopped with SIGTERM. Raises ServerFailed, with the end of its log."""
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
         try:
-            _wait_ready(process, f"http://127.0.0.1:{port}", log)
-            yield Host(f"http://127.0.0.1:{port}", process.pid)
+            _wait_ready(process, f"{url}{ready}", log)
+            yield Host(url, process.pid)
             if process.poll() is not None:
                 raise ServerFailed(f"the server ended by itself with {process.returncode}: {_tail(log)}")
         finally:
             code = _stop(process)
-        if code != 0:
+        if code not in exit_codes:
             raise ServerFailed(f"the server's exit code after SIGTERM is {code}: {_tail(log)}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -81,7 +92,7 @@ def _wait_ready(process: "subprocess.Popen[bytes]", url: str, log: IO[str]) -> N
         if process.poll() is not None:
             raise ServerFailed(f"{shlex.join(map(str, process.args))} ended: {_tail(log)}")  # type: ignore[arg-type]
         try:
-            if httpx.get(f"{url}/ready", timeout=2).status_code == 200:
+            if httpx.get(url, timeout=2).status_code == 200:
                 return
         except httpx.TransportError:
             pass  # not listening yet
