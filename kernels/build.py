@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 _FOLDER: Final = Path(__file__).parent
-_SOURCES: Final = tuple(_FOLDER / name for name in ("ops.cpp", "product.cpp"))
+_SOURCES: Final = tuple(_FOLDER / name for name in ("ops.cpp", "product.cpp", "quantized.cpp"))
 _HEADERS: Final = (_FOLDER / "vectors.h",)
 _FLAGS: Final = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp")
 
