@@ -126,12 +126,13 @@ def kinds() -> list[Kind]:
     """Every peer in every configuration, verdraft first."""
     f32 = "float32 weights and KV cache"
     f16 = "float16 weights (its GGUF reader takes no float32), float32 arithmetic and KV cache; offline, no server"
-    vllm = "float32 weights and KV cache"
+    vllm = f"{f32}, compiled"
     return [
         Kind(OURS, "none", f32, partial(_verdraft, mode="off")),
         Kind(OURS, "suffix", f32, partial(_verdraft, mode="suffix")),
         Kind(LLAMACPP, "none", f32, partial(_llamacpp, ngram=0)),
         Kind(LLAMACPP, "n-gram 12 to 48", f"{f32}; its own sizes", partial(_llamacpp, ngram=12)),
+        Kind(LLAMACPP, "n-gram 4 to 12", f"{f32}; sizes that suit edits", partial(_llamacpp, ngram=4, draft=12)),
         Kind(OPENVINO, "none", f16, partial(_openvino, draft=0)),
         Kind(OPENVINO, "prompt lookup 3 to 5", f16, partial(_openvino, draft=5)),
         Kind(TRANSFORMERS, "none", "float32; offline, no server", _transformers, batches=False),
@@ -155,9 +156,10 @@ def _verdraft(setting: Setting, mode: str) -> AbstractContextManager[Peer]:
     return _http(command, port, "/ready", lambda: {"cache_salt": f"peers-{time.time_ns()}"}, {})
 
 
-def _llamacpp(setting: Setting, ngram: int) -> AbstractContextManager[Peer]:
+def _llamacpp(setting: Setting, ngram: int, draft: int = 48) -> AbstractContextManager[Peer]:
     port, places = free_port(), setting.places
-    flags = {"port": port, "threads": setting.threads, "slots": setting.slots, "context": CONTEXT, "ngram": ngram}
+    flags = {"port": port, "threads": setting.threads, "slots": setting.slots, "context": CONTEXT}
+    flags |= {"ngram": ngram, "draft": draft}
     command = _script(places.program(LLAMACPP, "python"), "peer_llamacpp.py", places.gguf_float32, flags)
     return _http(command, port, "/health", lambda: {"cache_prompt": False}, {})
 
