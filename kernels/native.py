@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable
 from verdraft.kernels.build import NativeUnavailable
+from verdraft.kernels.hugepages import HugePages
 from verdraft.kernels.noise import Words
 
 _LONG: Final = 1 << 24  # multiplications of a product that takes some tenths of a millisecond
@@ -62,6 +63,7 @@ class NativeOps:
         except OSError as error:
             raise NativeUnavailable(f"{path} does not load: {error}") from error
         self._lanes, self._panel_width = _constant(held, "verdraft_lanes"), _constant(held, "verdraft_panel_width")
+        self._weights = HugePages()
         self._attend = _function(released, "verdraft_attend")
         self._write = _function(held, "verdraft_write")
         self._rope = _function(held, "verdraft_rope")
@@ -150,7 +152,7 @@ class NativeOps:
     def pack(self, weight: Tensor, bias: Tensor | None) -> NativeLinear:
         outs, ins = weight.shape
         width = self._panel_width
-        panels = torch.zeros(-(-outs // width), ins, width)
+        panels = self._weights.zeros(-(-outs // width), ins, width)
         whole = outs // width
         panels[:whole].copy_(weight[: whole * width].reshape(whole, width, ins).transpose(1, 2))
         panels[whole:, :, : outs % width].copy_(weight[whole * width :].t())
