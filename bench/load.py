@@ -4,8 +4,8 @@
 
 Modes take turns prompt by prompt, so that a noisy machine hits all alike. Answers are greedy and must have
 the same token ids in every mode and at every concurrency; the exit code is 1 when they have not.
-Every cell has a cache salt of its own: it starts with cold caches, and drafts come from the request's own
-text alone, never from an earlier answer to the same prompt.
+Every cell has a cache salt of its own: it starts with cold caches, and drafts come from the request's own text and
+the cell's answers to other prompts, never from an earlier answer to the same prompt.
 """
 
 import argparse
