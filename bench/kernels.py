@@ -17,6 +17,7 @@ from torch import Tensor
 
 from verdraft.kernels.base import Batch, Kernels
 from verdraft.kernels.chooser import choose_kernels, choose_philox
+from verdraft.kernels.hugepages import HugePages
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 from verdraft.kernels.torch_ref import TorchKernels
@@ -88,7 +89,7 @@ def seconds(call: Callable[[], object], budget: float = 0.05) -> float:
 
 
 def measure_machine() -> Machine:
-    data, a = torch.ones(64 << 20), torch.ones(1024, 1024)
+    data, a = HugePages().zeros(64 << 20).fill_(1), torch.ones(1024, 1024)
     read, product = seconds(data.sum, 0.5), seconds(lambda: a @ a, 0.5)
     return Machine(data.numel() * 4 / read, 2 * 1024**3 / product)
 
