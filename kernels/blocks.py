@@ -43,7 +43,7 @@ class Blocks:
         parts = [_by_panel(half, width).transpose(1, 2).contiguous().view(torch.uint8) for half in halves]
         q = _by_panel(self.q, width)  # [panels, width, groups, 32]
         if self.bits == 4:
-            words = (q[..., 0::2] | q[..., 1::2] << 4).unflatten(-1, (4, 4))  # four, of eight inputs each
+            words = (q[..., 0::2] | q[..., 1::2] << 4).view(*q.shape[:3], 4, 4)  # four, of eight inputs each
             parts.append(words.permute(0, 2, 3, 1, 4).flatten(2))
         else:
             parts.append(q.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
@@ -65,7 +65,7 @@ def choose_blocks(weight: Tensor, quantization: Quantization) -> Blocks | None:
 
 def quantize(weight: Tensor, bits: Bits) -> Blocks:
     """A float32 weight [outs, ins] in `bits`. Raises KernelUnavailable for weights that a half cannot hold."""
-    blocks = _join([_quantize(part, bits) for part in weight.split(_ROWS)])
+    blocks = _join([_quantize(part, bits) for part in torch.split(weight, _ROWS)])
     if not (blocks.scale.isfinite().all() and blocks.minimum.isfinite().all()):
         raise KernelUnavailable(f"quantization: int{bits} cannot hold a weight that is infinite, NaN or beyond 65504")
     return blocks
@@ -74,7 +74,7 @@ def quantize(weight: Tensor, bits: Bits) -> Blocks:
 def _quantize_exactly(weight: Tensor, bits: Bits) -> Blocks | None:
     """None if the blocks would change the weight; most others show that in their first rows."""
     done = []
-    for part in (weight[:1], *weight[1:].split(_ROWS)):
+    for part in (weight[:1], *torch.split(weight[1:], _ROWS)):
         blocks = _quantize(part, bits)
         if not torch.equal(blocks.expand(), part):
             return None
@@ -83,7 +83,7 @@ def _quantize_exactly(weight: Tensor, bits: Bits) -> Blocks | None:
 
 
 def _quantize(weight: Tensor, bits: Bits) -> Blocks:
-    groups = F.pad(weight, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    groups = F.pad(weight, (0, -weight.shape[1] % GROUP)).view(weight.shape[0], -1, GROUP)
     low, high = groups.aminmax(dim=-1)
     if bits == 4:
         minimum = low.half()
@@ -104,4 +104,4 @@ def _join(parts: Sequence[Blocks]) -> Blocks:
 
 def _by_panel(x: Tensor, width: int) -> Tensor:  # [outs, ...] -> [panels, width, ...]
     missing = x.new_zeros((-x.shape[0] % width, *x.shape[1:]))
-    return torch.cat([x, missing]).unflatten(0, (-1, width))
+    return torch.cat([x, missing]).view(-1, width, *x.shape[1:])

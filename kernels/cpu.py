@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
+from verdraft.kernels.blocks import Quantization, choose_blocks
 from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.native import NativeOps
 from verdraft.kernels.portable import PortableOps
@@ -25,9 +26,10 @@ class CpuKernels:
     page_sizes: tuple[int, ...] = ()
     exact: bool = True
 
-    def __init__(self, ops: NativeOps | PortableOps | None = None) -> None:
-        """Without `ops`, the native ones if they build here."""
+    def __init__(self, ops: NativeOps | PortableOps | None = None, quantization: Quantization = "none") -> None:
+        """Without `ops`, the native ones if they build here. `quantization` says how weights are packed."""
         self._ops: Any = ops or _best_ops()
+        self._quantization = quantization
 
     def pool(
         self,
@@ -68,7 +70,8 @@ class CpuKernels:
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
         assert weight.dtype == torch.float32, f"cpu kernels: expected a float32 weight, got {weight.dtype}"
-        return self._ops.pack(weight, bias)
+        blocks = choose_blocks(weight, self._quantization)
+        return self._ops.pack(weight, bias) if blocks is None else self._ops.pack_blocks(blocks, bias)
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         out: Tensor = self._ops.linear(x, packed)

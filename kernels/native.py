@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable
+from verdraft.kernels.blocks import Bits, Blocks
 from verdraft.kernels.build import NativeUnavailable
 from verdraft.kernels.hugepages import HugePages
 from verdraft.kernels.noise import Words
@@ -28,6 +29,7 @@ _SIGNATURES: Final = {
     "verdraft_layer_norm": (_P, _I, _P, _P, _P, _I, _I, _F),
     "verdraft_silu_mul": (_P, _I, _P, _I, _I),
     "verdraft_linear": (_P, _I, _P, _P, _P, _I, _I, _I),
+    "verdraft_block_linear": (_I, _P, _I, _P, _P, _P, _I, _I, _I),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
 }
 
@@ -51,6 +53,18 @@ class NativeLinear:
     outs: int
 
 
+@dataclass(frozen=True, slots=True)
+class NativeBlocks:
+    """A weight in the panels of quantized.cpp."""
+
+    panels: Tensor  # uint8 [outs / width, groups, bytes]
+    bias: Tensor | None  # [outs]
+    ins: int
+    outs: int
+    bits: Bits
+    long_rows: int  # so many rows take some tenths of a millisecond
+
+
 class NativeOps:
     """The operations of `Kernels`, and the noise words, from the shared library at `path`."""
 
@@ -71,6 +85,8 @@ class NativeOps:
         self._layer_norm = _function(held, "verdraft_layer_norm")
         self._silu_mul = _function(held, "verdraft_silu_mul")
         self._linear, self._long_linear = _function(held, "verdraft_linear"), _function(released, "verdraft_linear")
+        self._block_linear = _function(held, "verdraft_block_linear")
+        self._long_block_linear = _function(released, "verdraft_block_linear")
         self._philox = _function(held, "verdraft_philox")
 
     def pool(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int) -> Sequence[NativeKV]:
@@ -158,13 +174,40 @@ class NativeOps:
         panels[whole:, :, : outs % width].copy_(weight[whole * width :].t())
         return NativeLinear(panels, None if bias is None else bias.contiguous(), outs)
 
-    def linear(self, x: Tensor, packed: NativeLinear) -> Tensor:
+    def pack_blocks(self, blocks: Blocks, bias: Tensor | None) -> NativeBlocks:
+        outs, source = blocks.q.shape[0], blocks.panels(self._panel_width)
+        panels = self._weights.zeros(*source.shape[:2], source.shape[2] // 4).view(torch.uint8).copy_(source)
+        bias = None if bias is None else bias.contiguous()
+        return NativeBlocks(panels, bias, blocks.ins, outs, blocks.bits, 1 + _LONG // (blocks.ins * outs))
+
+    def linear(self, x: Tensor, packed: NativeLinear | NativeBlocks) -> Tensor:
+        if isinstance(packed, NativeBlocks):
+            return self._linear_blocks(x, packed)
         panels, (rows, ins) = packed.panels, x.shape
         assert ins == panels.shape[1], f"x: expected {panels.shape[1]} inputs, got {ins}"
         out = x.new_empty((rows, packed.outs))
         call = self._long_linear if rows * panels.numel() > _LONG else self._linear
         bias = None if packed.bias is None else packed.bias.data_ptr()
         call(x.data_ptr(), _stride(x), panels.data_ptr(), bias, out.data_ptr(), rows, ins, packed.outs)
+        return out
+
+    def _linear_blocks(self, x: Tensor, packed: NativeBlocks) -> Tensor:
+        rows, ins = x.shape
+        assert ins == packed.ins, f"x: expected {packed.ins} inputs, got {ins}"
+        out = x.new_empty((rows, packed.outs))
+        call = self._long_block_linear if rows >= packed.long_rows else self._block_linear
+        bias = None if packed.bias is None else packed.bias.data_ptr()
+        call(
+            packed.bits,
+            x.data_ptr(),
+            _stride(x),
+            packed.panels.data_ptr(),
+            bias,
+            out.data_ptr(),
+            rows,
+            ins,
+            packed.outs,
+        )
         return out
 
     def philox_blocks(self, seed: int, choice: int, position: int, blocks: Words) -> Words:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
+from verdraft.kernels.blocks import Blocks
 from verdraft.kernels.torch_ref import TorchKernels, TorchKV, TorchLinear
 
 
@@ -61,6 +62,10 @@ class PortableOps:
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
         return TorchLinear(weight.contiguous(), bias)
+
+    def pack_blocks(self, blocks: Blocks, bias: Tensor | None) -> TorchLinear:
+        """Expanded once: the values of the blocks, but the memory of float32."""
+        return self.pack(blocks.expand(), bias)
 
     def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
         out = x.new_empty((x.shape[0], packed.weight.shape[0]))

@@ -57,7 +57,7 @@ def build_engine(settings: Settings, path: Path) -> Engine:
         torch.set_num_threads(settings.threads)
     device = _device(settings)
     dtype = _dtype(settings, device)
-    kernels = choose_kernels(settings.kernels, device, dtype)
+    kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization)
     _check_block_size(settings, kernels)
     model = load_model(path, kernels, dtype, device)
     engine = Engine(model, _engine_config(settings, model))

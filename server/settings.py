@@ -55,6 +55,12 @@ class Settings(BaseSettings):
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="float type")] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the model runs")] = "auto"
     kernels: Annotated[str, Field(min_length=1, description="kernel backend: auto, torch, cpu")] = "auto"
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        Field(
+            description="weights in memory, with the cpu kernels; auto: as blocks of 4 or 8 bits where that is exact"
+        ),
+    ] = "auto"
     threads: Annotated[int | None, Field(ge=1, description="CPU threads for the model; default: one a core")] = None
     request_timeout: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="seconds for waiting and running together; 0: none")

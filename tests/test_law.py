@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
@@ -36,9 +37,9 @@ class Setting(NamedTuple):
 EVERY_SETTING = [Setting(*values) for values in itertools.product((0, 2), (24, 512), (TINY_POOL, LARGE_POOL))]
 
 
-def load(path: Path) -> Transformer:
+def load(path: Path, quantization: Quantization = "none") -> Transformer:
     cpu = torch.device("cpu")
-    return load_model(path, choose_kernels("cpu", cpu, torch.float32), torch.float32, cpu)
+    return load_model(path, choose_kernels("cpu", cpu, torch.float32, quantization), torch.float32, cpu)
 
 
 def engine_for(model: Transformer, num_blocks: int, max_batch_tokens: int) -> Engine:
@@ -130,6 +131,13 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_tiny_models_keep_the_law(family: str, request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(f"tiny_{family}_path"))
+    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING) > 5000
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_keep_the_law(tiny_llama_path: Path, quantization: Quantization) -> None:
+    """The model that the law speaks of is the quantised one."""
+    model = load(tiny_llama_path, quantization)
     assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING) > 5000
 
 

@@ -1,0 +1,59 @@
+"""Perplexity through the engine: what exact blocks leave alone, what others change, and the command's table."""
+
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from verdraft.bench.perplexity import main, read_tokens, score
+from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.load import load_model
+
+CPU = torch.device("cpu")
+
+
+def windows(vocab: int) -> list[list[int]]:
+    rnd = random.Random(0)
+    return [[rnd.randrange(vocab) for _ in range(length)] for length in (50, 50, 17)]
+
+
+def test_every_token_but_a_windows_first_is_scored(tiny_llama_path: Path) -> None:
+    scores = score(tiny_llama_path, "none", windows(320))
+    assert len(scores.logprobs) == 49 + 49 + 16
+    assert scores.perplexity == pytest.approx(math.exp(-sum(scores.logprobs) / len(scores.logprobs)))
+
+
+def test_only_explicit_bits_change_a_model_that_no_blocks_made(tiny_llama_path: Path) -> None:
+    plain = score(tiny_llama_path, "none", windows(320)).logprobs
+    assert score(tiny_llama_path, "auto", windows(320)).logprobs == plain
+    errors = []
+    for quantization in ("int8", "int4"):
+        found = score(tiny_llama_path, quantization, windows(320)).logprobs
+        errors.append(max(abs(a - b) for a, b in zip(found, plain, strict=True)))
+    assert 0 < errors[0] < errors[1]
+
+
+@pytest.mark.demo
+def test_the_demo_model_keeps_its_bits_in_the_blocks_that_it_came_from(demo_path: Path) -> None:
+    """So that `auto` may be the default: it changes no token, but the memory that a pass reads."""
+    packed = load_model(demo_path, choose_kernels("cpu", CPU, torch.float32, "auto"), torch.float32, CPU)
+    assert [linear.bits for linear in (packed.layers[0].qkv, packed.layers[29].down, packed.head)] == [4, 4, 8]
+    assert score(demo_path, "auto", windows(2000)).logprobs == score(demo_path, "none", windows(2000)).logprobs
+
+
+@pytest.mark.demo
+def test_the_table(
+    demo_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The sea is blue, and the sky is blue too. " * 20)
+    assert len(read_tokens(demo_path, text, 40)) == 40
+    command = ["perplexity", "--data", str(text), "--tokens", "40", "--window", "16", "--quantization", "none", "int4"]
+    monkeypatch.setattr(sys, "argv", command)
+    main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["none", "int4"]
+    assert rows[0][1:3] == [rows[1][1], "0.000000"]
