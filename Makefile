@@ -10,7 +10,7 @@ CONFORMANCE ?= shared/conformance
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: serve test check wheel bench conformance law soak clean
+.PHONY: serve test check wheel bench conformance law sanitize soak clean
 
 serve: $(READY)
 	$(BIN)/verdraft serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -37,6 +37,13 @@ soak: $(READY)
 # The law's whole matrix on the demo model: tens of thousands of tokens, many minutes.
 law: $(READY)
 	$(BIN)/pytest -m long tests/test_law.py $(ARGS)
+
+# The C++ under AddressSanitizer and UBSan, through the same tests; Python itself leaks by design.
+sanitize: $(READY)
+	XDG_CACHE_HOME="$(CURDIR)/build/sanitize" CXX="$(CURDIR)/tests/kernels/sanitized-g++" \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	$(BIN)/pytest -p no:faulthandler --timeout 1800 tests/kernels/test_attention.py tests/kernels/test_ops.py \
+	tests/kernels/test_linear.py tests/kernels/test_quantized.py $(ARGS)
 
 conformance: $(READY)
 	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -p no:asyncio -p no:cacheprovider -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)

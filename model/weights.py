@@ -38,7 +38,8 @@ class Weights:
         tensor: Tensor = self._files[file].get_tensor(name)
         if tensor.dtype not in _FLOATS:
             raise ModelError(f"{file}: the tensor {name!r} holds {tensor.dtype}, expected floats (quantised weights?)")
-        return tensor.to(device=self._device, dtype=self._dtype)
+        # A copy: one view that lives on (an embedding, a norm) would keep the whole file's pages in memory.
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
 
     def _folder(self) -> str:
         return str(next(iter(self._files)).parent)
