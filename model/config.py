@@ -99,7 +99,8 @@ def read_config(folder: Path) -> ModelConfig:
         )
     if fields.values.get("quantization_config"):
         raise ModelError(f"{fields.file}: quantization_config: quantised weights are not supported")
-    eos = _eos_token_ids(fields.values, fields.file) | _generation_eos(folder / "generation_config.json")
+    vocab_size, generation = fields.count("vocab_size"), folder / "generation_config.json"
+    eos = _eos_token_ids(fields.values, fields.file, vocab_size) | _generation_eos(generation, vocab_size)
     return _opt(fields, eos) if family == "opt" else _llama_like(family, fields, eos)
 
 
@@ -211,13 +212,16 @@ def _read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _generation_eos(file: Path) -> frozenset[int]:
-    return _eos_token_ids(_read_json(file), file) if file.is_file() else frozenset()
+def _generation_eos(file: Path, vocab_size: int) -> frozenset[int]:
+    return _eos_token_ids(_read_json(file), file, vocab_size) if file.is_file() else frozenset()
 
 
-def _eos_token_ids(values: Mapping[str, Any], file: Path) -> frozenset[int]:
+def _eos_token_ids(values: Mapping[str, Any], file: Path, vocab_size: int) -> frozenset[int]:
+    """An id that the model cannot say would end nothing, and masking it is impossible."""
     value = values.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
         raise ModelError(f"{file}: eos_token_id must be an integer or a list of integers, got {value!r}")
+    if not all(0 <= item < vocab_size for item in ids):
+        raise ModelError(f"{file}: eos_token_id must be below vocab_size ({vocab_size}) and not negative, got {value!r}")
     return frozenset(ids)
