@@ -223,5 +223,7 @@ def _eos_token_ids(values: Mapping[str, Any], file: Path, vocab_size: int) -> fr
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in ids):
         raise ModelError(f"{file}: eos_token_id must be an integer or a list of integers, got {value!r}")
     if not all(0 <= item < vocab_size for item in ids):
-        raise ModelError(f"{file}: eos_token_id must be below vocab_size ({vocab_size}) and not negative, got {value!r}")
+        raise ModelError(
+            f"{file}: eos_token_id must be below vocab_size ({vocab_size}) and not negative, got {value!r}"
+        )
     return frozenset(ids)

@@ -95,7 +95,7 @@ def _engine_config(settings: Settings, model: Transformer) -> EngineConfig:
         raise SettingsError(f"--max-model-len: the model was trained for at most {longest} tokens, got {max_model_len}")
     return EngineConfig(
         max_model_len=max_model_len,
-        num_blocks=settings.kv_blocks or _num_blocks(settings, model, max_model_len),
+        num_blocks=_num_blocks(settings, model, max_model_len),
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_queue=settings.max_queue,
@@ -106,12 +106,21 @@ def _engine_config(settings: Settings, model: Transformer) -> EngineConfig:
 
 
 def _num_blocks(settings: Settings, model: Transformer, max_model_len: int) -> int:
-    """As memory allows, but no more than all sequences at full length can use."""
+    """As asked for, else as memory allows, but no more than all sequences at full length can use."""
     on_gpu = model.device.type == "cuda"
     free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else psutil.virtual_memory().available
+    block_bytes = model.kv_bytes_per_token * settings.block_size
+    if settings.kv_blocks:
+        return _affordable(settings.kv_blocks, free // block_bytes)
     fraction = settings.memory_fraction or (GPU_FRACTION if on_gpu else CPU_FRACTION)
-    affordable = int(free * fraction) // (model.kv_bytes_per_token * settings.block_size)
+    affordable = int(free * fraction) // block_bytes
     useful = settings.max_num_seqs * -(-max_model_len // settings.block_size)
     if affordable < 2:
         raise SettingsError(f"the KV pool needs more memory than {fraction:.0%} of what is free; see --memory-fraction")
     return min(affordable, useful)
+
+
+def _affordable(asked: int, most: int) -> int:
+    if asked > most:
+        raise SettingsError(f"--kv-blocks: the free memory holds at most {most} blocks, got {asked}")
+    return asked

@@ -61,7 +61,9 @@ class Settings(BaseSettings):
             description="weights in memory, with the cpu kernels; auto: as blocks of 4 or 8 bits where that is exact"
         ),
     ] = "auto"
-    threads: Annotated[int | None, Field(ge=1, description="CPU threads for the model; default: one a core")] = None
+    threads: Annotated[
+        int | None, Field(ge=1, le=1024, description="CPU threads for the model; default: one a core")
+    ] = None
     request_timeout: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="seconds for waiting and running together; 0: none")
     ] = 600.0

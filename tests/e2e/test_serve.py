@@ -119,7 +119,14 @@ def test_a_signal_while_loading_ends_at_once(launch: Launch) -> None:
     assert server.process.wait(30) in (0, -signal.SIGTERM)  # the latter before Python has installed its handler
 
 
-@pytest.mark.parametrize("flags", [["/no/such/model"], ["--port", "0", "--host", "256.0.0.1"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["/no/such/model"],
+        ["--port", "0", "--host", "256.0.0.1"],
+        ["--port", "0", "--log-level", "error", "--kv-blocks", "99999999999"],
+    ],
+)
 def test_what_cannot_start_says_so_in_one_line(flags: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "verdraft", "serve", *flags], capture_output=True, timeout=120)
     assert done.returncode == 2

@@ -53,6 +53,7 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyt
         (["--block-size", "x"], "--block-size"),
         (["--block-size", "0"], "--block-size"),
         (["--kv-blocks", "1"], "--kv-blocks"),
+        (["--threads", "100000"], "--threads"),
         (["--kv-blocks", "9", "--memory-fraction", "0.5"], "--memory-fraction"),
         (["--max-num-seqs", "9", "--max-batch-tokens", "17"], "--max-batch-tokens"),
         (["--request-timeout", "nan"], "--request-timeout"),
