@@ -4,20 +4,19 @@ from verdraft import LLM, SamplingParams
 outputs = LLM().generate(["Once upon a time"], SamplingParams(temperature=0, max_tokens=32))
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
 from verdraft.model.source import resolve_model
-from verdraft.scheduler import params
 from verdraft.scheduler.outputs import FinishReason, TokenLogprobs, TokenSlice
 from verdraft.scheduler.request import Request
 from verdraft.server.build import build_engine, build_text
 from verdraft.server.choices import ChoiceReader, Echo, Event, join
 from verdraft.server.errors import ApiError
+from verdraft.server.llm_params import SamplingParams
 from verdraft.server.parse_chat import parse_chat_prompt
 from verdraft.server.prepare import Prepared
 from verdraft.server.requests import GenerationOptions
@@ -39,41 +38,6 @@ OFFLINE_SETTINGS = (
     "kernels",
     "threads",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams(params.SamplingParams):
-    """Ranges as in the HTTP API. Raises ValueError that names the field."""
-
-    stop: str | Sequence[str] = ()  # generation ends with the first token that completes one of them
-    n: int = 1  # choices for each prompt
-
-    def __post_init__(self) -> None:
-        _in_range("temperature", self.temperature, 0, 2)
-        _in_range("top_p", self.top_p, math.nextafter(0, 1), 1)
-        _in_range("min_p", self.min_p, 0, 1)
-        _in_range("top_k", self.top_k, 0)
-        _in_range("repetition_penalty", self.repetition_penalty, math.nextafter(0, 1))
-        _in_range("presence_penalty", self.presence_penalty, -2, 2)
-        _in_range("frequency_penalty", self.frequency_penalty, -2, 2)
-        _in_range("n", self.n, 1)
-        if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1)
-        if self.logprobs is not None:
-            _in_range("logprobs", self.logprobs, 0)
-        _in_range("min_tokens", self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens)
-        if not all(isinstance(stop, str) and stop for stop in self.stops):
-            raise ValueError(f"stop: expected non-empty strings, got {self.stop!r}")
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-
-def _in_range(name: str, value: float, low: float, high: float = math.inf) -> None:
-    if not isinstance(value, int | float) or not low <= value <= high:
-        bound = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
-        raise ValueError(f"{name}: expected {bound}, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +104,10 @@ class LLM:
 
         Raises ValueError for a bad prompt and ContextTooLong for one that does not fit.
         """
-        given: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
-        ids = [self._text.tokenizer.encode_prompt(p) if isinstance(p, str) else self._checked(p) for p in given]
+        if not isinstance(prompts, Iterable):
+            raise ValueError(f"prompts: expected a text or a list, got {prompts!r}")
+        given: Iterable[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        ids = [self._prompt_ids(prompt) for prompt in given]
         if not all(ids):
             raise ValueError("prompts: every prompt must have at least one token")
         return self._run(ids, self._params_of(params, len(ids)), use_tqdm)
@@ -163,9 +129,18 @@ class LLM:
             raise ValueError(error.message) from None
         return self._run(ids, self._params_of(params, len(ids)), use_tqdm)
 
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
+        if not isinstance(prompt, str):
+            return self._checked(prompt)
+        if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+            raise ValueError("prompts: expected text without lone surrogates")
+        return self._text.tokenizer.encode_prompt(prompt)
+
     def _checked(self, ids: Sequence[int]) -> Sequence[int]:
+        if not isinstance(ids, Sequence):
+            raise ValueError(f"prompts: expected texts or lists of token ids, got {ids!r}")
         size = self._text.tokenizer.vocab_size
-        if not all(isinstance(token, int) and 0 <= token < size for token in ids):
+        if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < size for token in ids):
             raise ValueError(f"token ids must be integers from 0 to {size - 1}")
         return ids
 

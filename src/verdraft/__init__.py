@@ -8,7 +8,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from verdraft.server.llm import LLM, SamplingParams
+    from verdraft.server.llm import LLM
+    from verdraft.server.llm_params import SamplingParams
 
 __all__ = ["LLM", "SamplingParams", "__version__"]
 __version__ = version("verdraft")

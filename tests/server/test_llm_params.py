@@ -1,0 +1,45 @@
+"""Offline sampling parameters: bad ones are named before anything runs."""
+
+from typing import Any
+
+import pytest
+
+from verdraft import SamplingParams
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": 3},
+        {"temperature": True},
+        {"repetition_penalty": float("inf")},
+        {"top_p": 0},
+        {"top_k": "x"},
+        {"top_k": -2},
+        {"n": 0},
+        {"n": 1.5},
+        {"max_tokens": 0},
+        {"max_tokens": 2.5},
+        {"min_tokens": 3, "max_tokens": 2},
+        {"logprobs": 2.5},
+        {"seed": 2**63},
+        {"seed": -(2**63) - 1},
+        {"seed": "a"},
+        {"seed": 1.5},
+        {"logit_bias": {1: 100.5}},
+        {"logit_bias": {1: "a"}},
+        {"logit_bias": {1: float("nan")}},
+        {"logit_bias": [1]},
+        {"stop": [""]},
+        {"stop": 3},
+    ],
+)
+def test_bad_params_are_named(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        SamplingParams(**bad)
+
+
+def test_the_bounds_themselves_are_fine() -> None:
+    low = SamplingParams(seed=-(2**63), top_k=-1, logit_bias={1: -100}, temperature=0, min_tokens=0, n=1)
+    high = SamplingParams(seed=2**63 - 1, logit_bias={1: 100}, temperature=2, min_tokens=2, max_tokens=2, stop="x")
+    assert (low.seed, low.stops, high.stops) == (-(2**63), (), ("x",))
