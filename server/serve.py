@@ -6,16 +6,13 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 
-import orjson
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from verdraft.server.app import build_app
-from verdraft.server.errors import invalid_json
 from verdraft.server.lifecycle import Lifecycle
-from verdraft.server.middleware import usable_request_id
+from verdraft.server.protocol import Protocol
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings, SettingsError
 
@@ -24,19 +21,6 @@ logger = logging.getLogger("verdraft.server")
 KEEP_ALIVE_SECONDS = 90  # idle connections; clients' pools expect more than 60
 CLOSE_SECONDS = 3  # for open connections, after the last answer
 BACKLOG = 2048
-
-
-class Protocol(HttpToolsProtocol):
-    """uvicorn's, but what is not HTTP at all gets the error object too."""
-
-    def send_400_response(self, msg: str) -> None:
-        body = orjson.dumps(invalid_json("the request is not valid HTTP").body())
-        head = (
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            b"x-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (usable_request_id(None).encode(), len(body))
-        )
-        self.transport.write(head + body)
-        self.transport.close()
 
 
 class Server(uvicorn.Server):
