@@ -5,7 +5,8 @@ Rows never depend on their neighbours, bit for bit. Knows no model.
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,16 @@ from verdraft.kernels.native import NativeOps
 from verdraft.kernels.portable import PortableOps
 
 _log = logging.getLogger("verdraft.kernels")
+
+FEW_ROWS: Final = 6  # up to here a product waits for memory, so blocks win; beyond, expanding them costs more
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPacks:
+    """One weight twice, with equal bits: few rows read the small blocks, more rows the fp32 panels."""
+
+    blocks: Any
+    panels: Any
 
 
 class CpuKernels:
@@ -71,9 +82,16 @@ class CpuKernels:
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
         assert weight.dtype == torch.float32, f"cpu kernels: expected a float32 weight, got {weight.dtype}"
         blocks = choose_blocks(weight, self._quantization)
-        return self._ops.pack(weight, bias) if blocks is None else self._ops.pack_blocks(blocks, bias)
+        if blocks is None:
+            return self._ops.pack(weight, bias)
+        packed = self._ops.pack_blocks(blocks, bias)
+        # "auto" takes blocks only where they are exact; the portable operations expand them to fp32 anyway.
+        both = self._quantization == "auto" and isinstance(self._ops, NativeOps)
+        return TwoPacks(packed, self._ops.pack(weight, bias)) if both else packed
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
+        if isinstance(packed, TwoPacks):
+            packed = packed.blocks if x.shape[0] <= FEW_ROWS else packed.panels
         out: Tensor = self._ops.linear(x, packed)
         return out
 

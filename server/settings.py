@@ -57,9 +57,7 @@ class Settings(BaseSettings):
     kernels: Annotated[str, Field(min_length=1, description="kernel backend: auto, torch, cpu")] = "auto"
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4"],
-        Field(
-            description="weights in memory, with the cpu kernels; auto: as blocks of 4 or 8 bits where that is exact"
-        ),
+        Field(description="weights on the CPU; auto: fp32, and blocks of 4 or 8 bits beside it where exact"),
     ] = "auto"
     threads: Annotated[
         int | None, Field(ge=1, le=1024, description="CPU threads for the model; default: one a core")

@@ -1,6 +1,6 @@
 """Weights in 4 and 8 bits: the blocks say what the weights are, and the products have the bits of those weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from verdraft.kernels.base import KernelUnavailable
 from verdraft.kernels.blocks import Bits, Quantization, choose_blocks, quantize
 from verdraft.kernels.build import build_native
 from verdraft.kernels.chooser import choose_kernels
-from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.cpu import FEW_ROWS, CpuKernels, TwoPacks
 from verdraft.kernels.native import NativeBlocks, NativeOps
 from verdraft.kernels.portable import PortableOps
 
@@ -157,8 +157,20 @@ def test_without_a_compiler_the_values_are_the_same(quantization: Quantization) 
 
 def test_the_backend_packs_as_it_was_chosen() -> None:
     weight = q4_1(64, 64)
-    assert isinstance(choose_kernels("cpu", CPU, torch.float32, "auto").pack(weight), NativeBlocks)
+    assert isinstance(choose_kernels("cpu", CPU, torch.float32, "auto").pack(weight), TwoPacks)
+    assert isinstance(choose_kernels("cpu", CPU, torch.float32, "int4").pack(weight), NativeBlocks)
     assert not isinstance(choose_kernels("cpu", CPU, torch.float32).pack(weight), NativeBlocks)
+
+
+@pytest.mark.parametrize("make", [q4_1, q8_0])
+def test_exact_blocks_and_panels_have_the_same_bits_for_any_number_of_rows(
+    native: NativeOps, make: Callable[[int, int], Tensor]
+) -> None:
+    weight, bias, x = make(70, 1536), torch.randn(70), torch.randn(2 * FEW_ROWS, 1536)
+    plain, mixed = CpuKernels(native), CpuKernels(native, "auto")
+    panels, both = plain.pack(weight, bias), mixed.pack(weight, bias)
+    for rows in range(2 * FEW_ROWS + 1):
+        assert torch.equal(mixed.linear(x[:rows], both), plain.linear(x[:rows], panels)), rows
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("torch", torch.float32), ("auto", torch.bfloat16)])
