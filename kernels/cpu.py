@@ -19,7 +19,7 @@ from verdraft.kernels.portable import PortableOps
 
 _log = logging.getLogger("verdraft.kernels")
 
-FEW_ROWS: Final = 6  # up to here a product waits for memory, so blocks win; beyond, expanding them costs more
+FEW_ROWS: Final = 12  # up to here a product waits for memory, so blocks win; beyond, expanding them costs more
 
 
 @dataclass(frozen=True, slots=True)
