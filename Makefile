@@ -38,12 +38,13 @@ soak: $(READY)
 law: $(READY)
 	$(BIN)/pytest -m long tests/test_law.py $(ARGS)
 
-# The C++ under AddressSanitizer and UBSan, through the same tests; Python itself leaks by design.
+# The C++ under AddressSanitizer and UBSan, through the same tests; Python itself leaks by design. One test is about
+# fused multiply-adds, which the compiler forms only when it optimises.
 sanitize: $(READY)
 	XDG_CACHE_HOME="$(CURDIR)/build/sanitize" CXX="$(CURDIR)/tests/kernels/sanitized-g++" \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	$(BIN)/pytest -p no:faulthandler --timeout 1800 tests/kernels/test_attention.py tests/kernels/test_ops.py \
-	tests/kernels/test_linear.py tests/kernels/test_quantized.py $(ARGS)
+	tests/kernels/test_linear.py tests/kernels/test_quantized.py -k 'not one_chain' $(ARGS)
 
 conformance: $(READY)
 	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -p no:asyncio -p no:cacheprovider -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)
