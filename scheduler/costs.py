@@ -10,16 +10,16 @@ from verdraft.spec.spending import CostTable
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 256  # tokens of context per pass, a typical chat
-REPEATS = 3
+REPEATS = 5
 
 
 def measure_costs(runner: Runner, num_blocks: int) -> CostTable:
-    """Seconds of a pass over 1 to 128 tokens, the least of three; writes into the pool, which must be unused yet."""
+    """Seconds of a pass over 1 to 128 tokens, the least of five; writes into the pool, which must be unused yet."""
     limit = min(CONTEXT, num_blocks * runner.block_size)
     sizes = tuple(size for size in SIZES if size <= limit)
     seconds = [min(_time(runner, size, limit) for _ in range(REPEATS)) for size in sizes]
-    # More rows never cost less: what looks so is noise, and would make drafts look like a gain.
-    return CostTable(sizes, tuple(np.maximum.accumulate(seconds).tolist()))
+    # Fewer rows never cost more than many: what looks so is a disturbance, and would forbid every draft.
+    return CostTable(sizes, tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
 
 
 @torch.inference_mode()

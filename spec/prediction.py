@@ -12,6 +12,7 @@ _MIN_LEN = 4
 _MAX_LEN = 256
 _GUESS_LEN = 4  # after a single differing token the prediction may simply go on
 _TRUSTED = 8  # agreeing tokens before which such a guess is not made
+_PRIOR = 8  # a client predicts what it expects: worth as much as so many agreeing tokens
 _MAX_MATCH = 8  # a match is not measured beyond this when resynchronising
 _AHEAD_BONUS = 4  # being ahead of the cursor is worth this many tokens of match
 _CLOSE = 32  # so far ahead a match of two tokens will do
@@ -69,7 +70,7 @@ class PredictionDrafter:
         self._proposed = self._prediction[self._cursor : self._cursor + length]
         if not self._proposed:
             return EMPTY
-        hope = 1.0 - 1.0 / (self._agreed + 3)
+        hope = 1.0 - 1.0 / (self._agreed + _PRIOR)
         probs = tuple(hope ** (i + 1) for i in range(len(self._proposed)))
         return Draft(self._proposed, "prediction", probs, self._agreed)
 
