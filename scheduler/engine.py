@@ -20,7 +20,7 @@ from verdraft.scheduler.request import Request
 from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
-from verdraft.scheduler.verifier import Failed, Verified, Verifier
+from verdraft.scheduler.verifier import Failed, Law, Verified, Verifier
 from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, spend
@@ -44,7 +44,7 @@ class Engine:
         self._bounds = (0, model.config.num_layers)
         pool = model.new_pool(config.num_blocks, config.block_size)
         self._runner = Runner(model, pool, config.block_size, self._bounds)
-        self._verifier = Verifier(tuple(sorted(config.eos_token_ids)), choose_philox())
+        self._verifier = Verifier(Law(tuple(sorted(config.eos_token_ids)), choose_philox()))
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self._default_drafter
         self._sequences: dict[Request, Sequence] = {}

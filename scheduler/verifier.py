@@ -49,11 +49,33 @@ def _generates(seq: Sequence) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Verifier:
-    """DESIGN section 3 for one batch. `eos` are the model's end tokens, ascending; `philox` makes noise words."""
+class Law:
+    """The token of DESIGN section 3 at one position. `eos` are the model's end tokens, ascending; `philox` makes noise
+    words."""
 
     eos: tuple[int, ...]
     philox: PhiloxBlocks
+
+    def banned(self, seq: Sequence, ahead: int) -> list[int] | None:
+        """What min_tokens forbids `ahead` tokens behind the committed ones."""
+        params = seq.request.params
+        return sorted({*self.eos, *params.stop_token_ids}) if seq.num_output + ahead < params.min_tokens else None
+
+    def token(self, seq: Sequence, ahead: int, row: Rows, best: int) -> int:
+        """The law's token behind the committed ones and `ahead` drafted ones, which `seq.history` holds by now.
+        `row` [V] are the logits there and `best` is their argmax."""
+        params, banned = seq.request.params, self.banned(seq, ahead)
+        if params.plain_greedy and banned is None:
+            return best
+        noise = Noise(seq.seed, seq.request.choice, seq.num_output + ahead, self.philox)
+        return choose_token(row, params, seq.history, banned, noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """DESIGN section 3 for one batch."""
+
+    law: Law
 
     def verify(self, plan: list[Work], logits: Rows) -> list[Verified]:
         """`logits` [R, V] holds rows_wanted(work) rows for each work, in order. Raises BadLogits for NaN rows."""
@@ -70,39 +92,22 @@ class Verifier:
         if not work.yields or not _generates(work.seq):
             return Verified(work, prompt_logprobs=scored)
         num = len(work.draft.tokens) + 1
-        tokens = _Choice(work, logits[-num:], best[-num:], self.eos, self.philox).accept()
+        tokens = self._accept(work, logits[-num:], best[-num:])
         return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored)
 
+    def _accept(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> list[int]:
+        """The law's tokens as far as the draft agrees; row j of `logits` belongs to draft.tokens[:j]."""
+        seq, drafted = work.seq, work.draft.tokens
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """The law's token after each prefix of one draft; row j belongs to draft.tokens[:j]."""
+        def target(j: int) -> int:
+            if j:
+                seq.history.push(drafted[j - 1])
+            return self.law.token(seq, j, logits[j], int(best[j]))
 
-    work: Work
-    logits: Rows
-    best: NDArray[np.int64]
-    eos: tuple[int, ...]
-    philox: PhiloxBlocks
-
-    def accept(self) -> list[int]:
-        history = self.work.seq.history
-        tokens = verify(self.work.draft, self._target)
+        tokens = verify(work.draft, target)
         for _ in tokens[:-1]:
-            history.pop()
+            seq.history.pop()
         return tokens
-
-    def _target(self, j: int) -> int:
-        """Called for j = 0, 1, ... as long as the draft agrees, so its earlier tokens belong into the history."""
-        seq = self.work.seq
-        if j:
-            seq.history.push(self.work.draft.tokens[j - 1])
-        params = seq.request.params
-        position = seq.num_output + j
-        banned = sorted({*self.eos, *params.stop_token_ids}) if position < params.min_tokens else None
-        if params.plain_greedy and banned is None:
-            return int(self.best[j])
-        noise = Noise(seq.seed, seq.request.choice, position, self.philox)
-        return choose_token(self.logits[j], params, seq.history, banned, noise)
 
 
 def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLogprobs, ...]:
