@@ -1,31 +1,72 @@
-"""The JSON of both endpoints' answers: whole ones and chunks (HTTP contract, sections 4, 5, 7 and 8)."""
+"""The JSON of chat and text completions: whole answers and chunks (HTTP contract, sections 4, 5, 7 and 8)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from verdraft.server.choices import Entry, Event
-from verdraft.server.logprob_text import TokenNames
+from verdraft.server.errors import ApiError
+from verdraft.server.prepare import Prepared
+from verdraft.server.report import Report
+from verdraft.server.sse import DATA, Wire
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(ABC):
-    """What both shapes share. `prompts` are the prompts' ids, `n` the choices of each."""
+    """What the exchange asks of an endpoint's shape. `created` in seconds since 1970."""
 
     id: str
     model: str
     created: int
-    tokens: TokenNames
-    prompts: Sequence[Sequence[int]]
-    n: int
-    with_ids: bool
-    logprobs: int | None  # None: not asked for
+    prepared: Prepared
 
+    wire: ClassVar[Wire] = DATA
+
+    @property
+    def with_ids(self) -> bool:
+        return self.prepared.options.return_token_ids
+
+    @abstractmethod
+    def whole(self, events: Sequence[Event], report: Report) -> Json:
+        """The plain answer; one joined event for each choice."""
+
+    def opening(self) -> Json:
+        """What only the very first chunk has."""
+        return {}
+
+    @abstractmethod
+    def chunks(self, event: Event) -> Iterator[Json]:
+        """What was added to one choice, then its finish reason."""
+
+    @abstractmethod
+    def closed(self, chunks: list[Json], report: Report) -> list[Json]:
+        """The last chunks of a stream, with what is only known now."""
+
+    def failure(self, error: ApiError) -> list[Json]:
+        """How a stream that has begun ends in an error."""
+        return [error.body()]
+
+    def prompt_of(self, index: int) -> list[int]:
+        return list(self.prepared.prompts[index // self.prepared.options.n])
+
+    def speculation(self, report: Report) -> Json:
+        """The field `speculation` when it was asked for."""
+        return {"speculation": report.speculation()} if self.prepared.options.return_speculation else {}
+
+
+class ChoicesAnswer(Answer):
+    """What the two OpenAI shapes with `choices` share."""
+
+    __slots__ = ()
     whole_object = ""
     chunk_object = ""
+
+    @property
+    def logprobs(self) -> int | None:
+        return self.prepared.options.sampling.logprobs
 
     def envelope(self, kind: str, choices: list[Json]) -> Json:
         """What every answer and chunk has."""
@@ -35,41 +76,30 @@ class Answer(ABC):
         """A chunk of one choice."""
         return self.envelope(self.chunk_object, [choice | {"finish_reason": finish}])
 
-    def opening(self) -> Json:
-        """What only the very first chunk has."""
-        return {}
-
-    @abstractmethod
-    def whole(self, events: Sequence[Event]) -> Json:
-        """The plain answer; one joined event for each choice."""
-
-    @abstractmethod
-    def chunks(self, event: Event) -> Iterator[Json]:
-        """What was added to one choice, then its finish reason."""
-
-    def usage_chunk(self, usage: Json) -> Json:
-        """The last chunk of a stream that asked for usage."""
-        return self.envelope(self.chunk_object, []) | {"usage": usage}
+    def closed(self, chunks: list[Json], report: Report) -> list[Json]:
+        """The usage in a chunk of its own when the stream asked for it; the speculation report in the very last."""
+        if self.prepared.options.include_usage:
+            chunks.append(self.envelope(self.chunk_object, []) | {"usage": report.usage()})
+        chunks[-1] |= self.speculation(report)
+        return chunks
 
     def bare(self, event: Event) -> bool:
         """Whether the event has nothing that this client would see before the finish reason."""
         shown = event.tokens if self.with_ids else event.entries
         return not event.text and not shown
 
-    def prompt_of(self, index: int) -> list[int]:
-        return list(self.prompts[index // self.n])
 
-
-class ChatAnswer(Answer):
+class ChatAnswer(ChoicesAnswer):
     """/v1/chat/completions."""
 
     __slots__ = ()
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def whole(self, events: Sequence[Event]) -> Json:
+    def whole(self, events: Sequence[Event], report: Report) -> Json:
         """The plain answer; one joined event for each choice."""
-        return self.envelope(self.whole_object, [self._choice(event) for event in events]) | self.opening()
+        answer = self.envelope(self.whole_object, [self._choice(event) for event in events]) | self.opening()
+        return answer | {"usage": report.usage()} | self.speculation(report)
 
     def opening(self) -> Json:
         """What only the plain answer and the very first chunk have."""
@@ -77,15 +107,19 @@ class ChatAnswer(Answer):
 
     def _choice(self, event: Event) -> Json:
         message = {"role": "assistant", "content": event.text, "refusal": None}
+        message |= {"reasoning_content": event.reasoning} if event.reasoning else {}
         choice = {"index": event.index, "message": message, "logprobs": self._logprobs(event)}
         return choice | self._ids(event) | {"finish_reason": event.finish}
 
     def chunks(self, event: Event) -> Iterator[Json]:
-        """The role once, then what was added, then the finish reason."""
+        """The role once, then what was added: thoughts, text; then the finish reason."""
         if event.first:
             yield self.chunk(self._delta(event.index, {"role": "assistant", "content": ""}))
         added = {"logprobs": self._logprobs(event) if event.entries else None} | self._ids(event)
-        if event.text or (event.finish is None and not self.bare(event)):
+        if event.reasoning:
+            yield self.chunk(self._delta(event.index, {"reasoning_content": event.reasoning}) | added)
+            added = {}
+        if event.text or (added and event.finish is None and not self.bare(event)):
             yield self.chunk(self._delta(event.index, {"content": event.text}) | added)
             added = {}
         if event.finish:
@@ -107,25 +141,26 @@ class ChatAnswer(Answer):
         return self._token(entry.token, entry.logprob) | {"top_logprobs": tops}
 
     def _token(self, token: int, logprob: float | None) -> Json:
-        raw = self.tokens.token_bytes(token)
+        tokens = self.prepared.text.tokenizer
+        raw = tokens.token_bytes(token)
         return {
-            "token": self.tokens.token_text(token),
+            "token": tokens.token_text(token),
             "logprob": logprob,
             "bytes": None if raw is None else list(raw),
         }
 
 
-class CompletionAnswer(Answer):
+class CompletionAnswer(ChoicesAnswer):
     """/v1/completions."""
 
     __slots__ = ()
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def whole(self, events: Sequence[Event]) -> Json:
+    def whole(self, events: Sequence[Event], report: Report) -> Json:
         """The plain answer; one joined event for each choice."""
         choices = [self._choice(event, event.text) | {"finish_reason": event.finish} for event in events]
-        return self.envelope(self.whole_object, choices)
+        return self.envelope(self.whole_object, choices) | {"usage": report.usage()} | self.speculation(report)
 
     def _choice(self, event: Event, text: str) -> Json:
         choice: Json = {"index": event.index, "text": text, "logprobs": self._logprobs(event)}

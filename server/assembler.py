@@ -37,6 +37,7 @@ class TextAssembler:
         self._num_chars = 0  # decoded so far
         self._num_sent = 0
         self._cut: int | None = None  # where the text ends, in characters, once a stop string is complete
+        self.stop = ""  # that stop string
         self._unsent: list[str] = []
 
     @property
@@ -77,9 +78,9 @@ class TextAssembler:
         counts = self._num_tokens >= self._min_tokens
         for end, char in enumerate(text, self._num_chars + 1):
             self._state = self._stops.step(self._state, char)
-            length = self._stops.match_len(self._state)
-            if counts and length and (self._cut is None or end - length < self._cut):
-                self._cut = end - length
+            stop = self._stops.match(self._state)
+            if counts and stop and (self._cut is None or end - len(stop) <= self._cut):
+                self._cut, self.stop = end - len(stop), stop
 
     def _take(self, end: int) -> str:
         """Characters [num_sent, end) of the text, or up to the cut."""

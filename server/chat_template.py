@@ -20,6 +20,7 @@ from verdraft.server.errors import ApiError, invalid_value
 from verdraft.server.generic_tools import describe_tool_turns
 from verdraft.server.requests import ChatPrompt
 from verdraft.server.template_jinja import compile_template
+from verdraft.server.thinking import CLOSE
 from verdraft.server.tokenizer import TextTokenizer, special_token
 
 Values: TypeAlias = dict[str, Any]
@@ -36,7 +37,10 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """A folder's template: chat_template.jinja, chat_template.json or tokenizer_config.json, else DEFAULT_TEMPLATE."""
+    """A folder's template: chat_template.jinja, chat_template.json or tokenizer_config.json, else DEFAULT_TEMPLATE.
+
+    `thinks`: answers may begin with thoughts between marks.
+    """
 
     def __init__(self, folder: Path, tokenizer: TextTokenizer) -> None:
         """Raises ModelError when the template does not compile."""
@@ -47,6 +51,7 @@ class ChatTemplate:
             self._with_tools = compile_template(sources.get("tool_use", sources.get("default", DEFAULT_TEMPLATE)))
         except TemplateError as error:
             raise ModelError(f"the chat template does not compile: {error}") from error
+        self.thinks = CLOSE in sources.get("default", "")
         self._knows_tools = "tool" in sources.get("tool_use", sources.get("default", DEFAULT_TEMPLATE))
         names = {name: special_token(tokenizer.config, name) for name in _SPECIAL_NAMES}
         self._constants = {name: text for name, text in names.items() if text}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from verdraft.scheduler.outputs import FinishReason, TokenLogprobs, TokenSlice
 from verdraft.server.assembler import TextAssembler
 from verdraft.server.logprob_text import OutputTexts, PromptTexts, TokenNames
+from verdraft.server.thinking import NoThoughts, Said, Splitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Event:
     entries: tuple[Entry, ...] = ()
     finish: FinishReason | None = None
     first: bool = False
+    reasoning: str = ""  # comes before `text`
+    stop: str = ""  # with `finish`: the stop string that ended the text
 
 
 def join(events: Sequence[Event]) -> Event:
@@ -43,6 +46,8 @@ def join(events: Sequence[Event]) -> Event:
         tuple(entry for event in events for entry in event.entries),
         events[-1].finish,
         events[0].first,
+        "".join(event.reasoning for event in events),
+        events[-1].stop,
     )
 
 
@@ -62,6 +67,8 @@ class ChoiceReader:
     assembler: TextAssembler
     tokens: TokenNames
     echo: Echo = field(default_factory=Echo)
+    splitter: Splitter = field(default_factory=NoThoughts)
+    reasoning_tokens: int = 0  # so far, the marks included
     _started: bool = False
     _texts: OutputTexts = field(init=False)
 
@@ -73,9 +80,21 @@ class ChoiceReader:
         first, self._started = not self._started, True
         entries = self._prompt_entries(piece.prompt_logprobs) if first else []
         entries += self._entries(piece.tokens, piece.logprobs)
-        text = (self.echo.text if first else "") + self.assembler.feed(piece.tokens)
-        text += self.assembler.finish() if piece.finish else ""
-        return Event(self.index, text, piece.tokens, tuple(entries), piece.finish, first)
+        said = self._said(piece)
+        text = (self.echo.text if first else "") + said.content
+        stop = self.assembler.stop if piece.finish else ""
+        return Event(self.index, text, piece.tokens, tuple(entries), piece.finish, first, said.reasoning, stop)
+
+    def _said(self, piece: TokenSlice) -> Said:
+        said = Said()
+        tokens = [piece.tokens] if self.splitter.settled else [(token,) for token in piece.tokens]
+        for some in tokens:
+            inside = self.splitter.inside
+            said += self.splitter.feed(self.assembler.feed(some))
+            self.reasoning_tokens += inside or self.splitter.inside
+        if piece.finish:
+            said += self.splitter.feed(self.assembler.finish()) + self.splitter.finish()
+        return said
 
     def _entries(self, tokens: Sequence[int], logprobs: Iterable[TokenLogprobs]) -> list[Entry]:
         pairs = zip(tokens, logprobs, strict=False)  # no logprobs at all when nobody asked

@@ -8,14 +8,14 @@ from typing import Any
 
 from verdraft.scheduler.outputs import FinishReason
 from verdraft.server.answers import Answer
-from verdraft.server.choices import ChoiceReader, Event, join
+from verdraft.server.choices import Event, join
 from verdraft.server.errors import ApiError
 from verdraft.server.generation import Generation, Piece
 from verdraft.server.metrics import Metrics
 from verdraft.server.prepare import Prepared
 from verdraft.server.report import Report
 from verdraft.server.responses import unexpected
-from verdraft.server.sse import EventStream, SlowReader, frame
+from verdraft.server.sse import EventStream, SlowReader
 
 # A request of several choices is counted once, under the first of these that one of them has.
 WORST_FIRST: tuple[FinishReason, ...] = ("error", "abort", "length", "stop")
@@ -32,12 +32,8 @@ class Exchange:
         self._generation = generation
         self._answer = answer
         self._metrics = metrics
-        self._options = prepared.options
         self._finishes: set[FinishReason] = set()
-        self._readers = [
-            ChoiceReader(index, prepared.assembler(), prepared.text.tokenizer, prepared.echoes[index // report.n])
-            for index in range(prepared.num_choices)
-        ]
+        self._readers = [prepared.reader(index) for index in range(prepared.num_choices)]
 
     async def whole(self) -> dict[str, Any]:
         """The plain answer: the join of what a stream would have sent."""
@@ -45,11 +41,7 @@ class Exchange:
         async for batch in self._batches():
             for event in batch:
                 events[event.index].append(event)
-        answer = self._answer.whole([join(each) for each in events])
-        answer["usage"] = self.report.usage()
-        if self._options.return_speculation:
-            answer["speculation"] = self.report.speculation()
-        return answer
+        return self._answer.whole([join(each) for each in events], self.report)
 
     async def stream(self, out: EventStream) -> None:
         """Chunks as they come; an error before the first byte is raised, a later one becomes an event."""
@@ -64,24 +56,20 @@ class Exchange:
             answer = error if isinstance(error, ApiError) else unexpected(error)
             self.settle("error")
             self._metrics.error(answer)
-            await out.end(frame([answer.body()]))
+            await self._end(out, self._answer.failure(answer))
 
     async def _send(self, out: EventStream, chunks: list[dict[str, Any]]) -> None:
         if not out.opened and chunks:
             chunks[0] |= self._answer.opening()
             await out.open()
         if self._generation.done:
-            await out.end(frame(self._closed(chunks)))
+            await self._end(out, self._answer.closed(chunks, self.report))
         elif chunks:
-            await out.write(frame(chunks))
+            await out.write(self._answer.wire.frame(chunks))
 
-    def _closed(self, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The last chunks with usage and the speculation report."""
-        if self._options.include_usage:
-            chunks.append(self._answer.usage_chunk(self.report.usage()))
-        if self._options.return_speculation:
-            chunks[-1]["speculation"] = self.report.speculation()
-        return chunks
+    async def _end(self, out: EventStream, chunks: list[dict[str, Any]]) -> None:
+        wire = self._answer.wire
+        await out.end(wire.frame(chunks) + wire.end)
 
     async def _batches(self) -> AsyncIterator[list[Event]]:
         """What has come since the last batch, one event for each choice that moved."""
@@ -98,7 +86,7 @@ class Exchange:
         for piece in pieces:
             events.setdefault(piece.index, []).append(self._readers[piece.index].read(piece.slice))
             if piece.slice.summary:
-                self.report.add(piece.index, piece.slice.summary)
+                self.report.add(piece.index, piece.slice.summary, self._readers[piece.index].reasoning_tokens)
                 self._metrics.sequence(piece.slice.summary)
             if piece.slice.finish:
                 self._finishes.add(piece.slice.finish)

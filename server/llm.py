@@ -182,8 +182,7 @@ class LLM:
         requests = prepared.requests(name)
         for request in requests:
             self._engine.add(request, requests[0] if request.choice else None)
-        tokenizer = self._text.tokenizer
-        return {request: _Choice(ChoiceReader(request.choice, prepared.assembler(), tokenizer)) for request in requests}
+        return {request: _Choice(prepared.reader(request.choice)) for request in requests}
 
     def _drive(self, choices: Mapping[Request, _Choice], use_tqdm: bool) -> None:
         """Step until every choice has ended; whatever interrupts it ends them all."""

@@ -1,24 +1,26 @@
 """From a request's bytes to what the engine needs: parsed, rendered, tokenised. Runs in a worker thread."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
 
 from verdraft.scheduler.request import NeverStop, Request, StopCheck
 from verdraft.server.assembler import TextAssembler
-from verdraft.server.choices import Echo
+from verdraft.server.choices import ChoiceReader, Echo
 from verdraft.server.jsonbody import parse_body
 from verdraft.server.parse_chat import parse_chat
 from verdraft.server.parse_completion import parse_completion
-from verdraft.server.requests import GenerationOptions, Limits
+from verdraft.server.requests import ChatRequest, GenerationOptions, Limits
 from verdraft.server.service import Text
 from verdraft.server.stops import StopSet
+from verdraft.server.thinking import NoThoughts, Splitter, Thoughts, leaves_thoughts_open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """One HTTP request. `param` names the field that holds the prompt."""
+    """One HTTP request. `param` names the field that holds the prompt; `shown` are fields that the answer repeats."""
 
     options: GenerationOptions
     prompts: tuple[Sequence[int], ...]
@@ -27,6 +29,8 @@ class Prepared:
     stops: StopSet
     text: Text
     param: str
+    splitter: Callable[[], Splitter] = NoThoughts
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_choices(self) -> int:
@@ -37,6 +41,11 @@ class Prepared:
         sampling = self.options.sampling
         invisible = self.text.eos | sampling.stop_token_ids
         return TextAssembler(self.text.tokenizer.token_bytes, self.stops, sampling.min_tokens, invisible)
+
+    def reader(self, index: int) -> ChoiceReader:
+        """For the choice of that index in the response."""
+        echo = self.echoes[index // self.options.n]
+        return ChoiceReader(index, self.assembler(), self.text.tokenizer, echo, self.splitter())
 
     def requests(self, response_id: str, arrived: float | None = None) -> list[Request]:
         """The engine's requests, by prompt, then choice: the order of the response's choices.
@@ -72,15 +81,22 @@ Prepare: TypeAlias = Callable[[bytes, str | None, Text, Limits], Prepared]
 
 def prepare_chat(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
     """/v1/chat/completions. Raises ApiError."""
-    request = parse_chat(parse_body(body, content_type), limits)
+    return _chat(parse_chat(parse_body(body, content_type), limits), text, "messages")
+
+
+def _chat(request: ChatRequest, text: Text, param: str, shown: Mapping[str, Any] | None = None) -> Prepared:
+    prompt = text.template.encode(request.prompt)
+    thoughts = partial(Thoughts, leaves_thoughts_open(prompt, text.tokenizer))
     return Prepared(
         options=request.options,
-        prompts=(text.template.encode(request.prompt),),
+        prompts=(prompt,),
         echoes=(Echo(),),
         prediction=_prediction(request.options, text),
         stops=StopSet(request.options.stop),
         text=text,
-        param="messages",
+        param=param,
+        splitter=thoughts if text.template.thinks else NoThoughts,
+        shown=shown or {},
     )
 
 

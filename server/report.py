@@ -16,8 +16,10 @@ class Report:
     n: int
     mode: str  # what `speculation` meant for this request
     with_prediction: bool
+    with_reasoning: bool  # the model thinks
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     num_steps: int = 0
     sources: dict[Source, SourceStats] = field(default_factory=dict)
 
@@ -25,8 +27,9 @@ class Report:
     def prompt_tokens(self) -> int:
         return sum(self.prompt_lens)
 
-    def add(self, index: int, summary: Summary) -> None:
+    def add(self, index: int, summary: Summary, reasoning_tokens: int) -> None:
         """`index` is the response's choice index; a prompt's first choice speaks for its cached tokens."""
+        self.reasoning_tokens += reasoning_tokens
         self.completion_tokens += summary.num_output_tokens
         if index % self.n == 0:
             self.cached_tokens += summary.cached_tokens
@@ -39,19 +42,20 @@ class Report:
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object; the prediction's two numbers only when a prediction was sent."""
+        details: dict[str, int] = {}
+        if self.with_prediction:
+            stats = self.sources.get("prediction", SourceStats())
+            details["accepted_prediction_tokens"] = stats.num_accepted_tokens
+            details["rejected_prediction_tokens"] = stats.num_draft_tokens - stats.num_accepted_tokens
+        if self.with_reasoning:
+            details["reasoning_tokens"] = self.reasoning_tokens
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
-        if self.with_prediction:
-            stats = self.sources.get("prediction", SourceStats())
-            usage["completion_tokens_details"] = {
-                "accepted_prediction_tokens": stats.num_accepted_tokens,
-                "rejected_prediction_tokens": stats.num_draft_tokens - stats.num_accepted_tokens,
-            }
-        return usage
+        return usage | ({"completion_tokens_details": details} if details else {})
 
     def speculation(self) -> dict[str, Any]:
         """The `speculation` object."""

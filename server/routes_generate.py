@@ -99,15 +99,11 @@ class GenerateEndpoint:
             id=generation.id,
             model=service.limits.model,
             created=int(time.time()),
-            tokens=service.text.tokenizer,
-            prompts=prepared.prompts,
-            n=options.n,
-            with_ids=options.return_token_ids,
-            logprobs=options.sampling.logprobs,
+            prepared=prepared,
         )
         mode = service.config.speculation if options.speculation == "auto" else options.speculation
         lens = [len(prompt) for prompt in prepared.prompts]
-        report = Report(lens, options.n, mode, options.prediction is not None)
+        report = Report(lens, options.n, mode, options.prediction is not None, service.text.template.thinks)
         return Exchange(generation, prepared, answer, report, self.metrics)
 
     async def _send(self, exchange: Exchange, prepared: Prepared, scope: Scope, send: Send) -> None:

@@ -1,7 +1,8 @@
 """Server-sent events on a plain ASGI connection: framing, headers and the slow reader rule. Knows no chunk's shape."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -25,6 +26,22 @@ def frame(payloads: Iterable[Any]) -> bytes:
     return b"".join(b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads)
 
 
+def named_frame(payloads: Iterable[Any]) -> bytes:
+    """The same with an `event:` line before each, which says the payload's "type" once more."""
+    return b"".join(b"event: " + payload["type"].encode() + b"\n" + frame([payload]) for payload in payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How payloads are framed, and what comes behind the last one."""
+
+    frame: Callable[[Iterable[Any]], bytes]
+    end: bytes
+
+
+DATA, NAMED = Wire(frame, DONE), Wire(named_frame, b"")
+
+
 class EventStream:
     """One answer. open(), then write() as often as there is something, then end()."""
 
@@ -42,9 +59,9 @@ class EventStream:
         """Waits while the connection's own small buffer is full. Raises SlowReader."""
         await self._body(frames, more=True)
 
-    async def end(self, frames: bytes = b"") -> None:
-        """`frames`, then [DONE] and the end of the body. Raises SlowReader."""
-        await self._body(frames + DONE, more=False)
+    async def end(self, frames: bytes) -> None:
+        """`frames`, then the end of the body. Raises SlowReader."""
+        await self._body(frames, more=False)
 
     async def _body(self, frames: bytes, more: bool) -> None:
         try:

@@ -20,7 +20,7 @@ class StopSet:
         self._next: list[dict[str, int]] = [{}]
         self._fail = [ROOT]
         self._depth = [0]
-        self._match = [0]
+        self._match = [""]
         for stop in stops:
             self._add(stop)
         self._hold = list(self._depth)
@@ -37,8 +37,8 @@ class StopSet:
             state = self._fail[state]
         return self._next[state][char]
 
-    def match_len(self, state: int) -> int:
-        """Length of the longest stop string that ends here, i.e. of the one that starts earliest; 0: none does."""
+    def match(self, state: int) -> str:
+        """The longest stop string that ends here, i.e. the one that starts earliest; "": none does."""
         return self._match[state]
 
     def hold_len(self, state: int) -> int:
@@ -53,9 +53,9 @@ class StopSet:
                 self._next.append({})
                 self._fail.append(ROOT)
                 self._depth.append(self._depth[node] + 1)
-                self._match.append(0)
+                self._match.append("")
             node = self._next[node][char]
-        self._match[node] = len(stop)
+        self._match[node] = stop
 
     def _link(self) -> None:
         """Breadth first, so that a node's suffixes are finished before it: longest proper suffix, match and hold."""

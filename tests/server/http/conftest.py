@@ -123,15 +123,20 @@ MakeStage = Callable[..., Any]
 
 
 @pytest.fixture
-def stage(byte_level_folder: Path) -> MakeStage:
-    """async with stage(loaded=True, **settings) as s: ..."""
+def stage(byte_level_folder: Path, tmp_path: Path) -> MakeStage:
+    """async with stage(loaded=True, template=None, **settings) as s: ..."""
 
     @asynccontextmanager
-    async def make(loaded: bool = True, **settings: Any) -> AsyncIterator[Stage]:
+    async def make(loaded: bool = True, template: str | None = None, **settings: Any) -> AsyncIterator[Stage]:
+        folder = byte_level_folder
+        if template is not None:
+            folder = tmp_path
+            (folder / "tokenizer.json").write_bytes((byte_level_folder / "tokenizer.json").read_bytes())
+            (folder / "chat_template.jinja").write_text(template)
         tokenizer = TextTokenizer(byte_level_folder)
         engine = ScriptedEngine(lambda text: tokenizer.encode(text, allow_special=False))
         lifecycle: Lifecycle[Service] = Lifecycle()
-        text = Text(tokenizer, ChatTemplate(byte_level_folder, tokenizer), frozenset())
+        text = Text(tokenizer, ChatTemplate(folder, tokenizer), frozenset())
         limits = Limits(model="org/demo", vocab_size=tokenizer.vocab_size, max_model_len=CONFIG.max_model_len)
         workers = TextWorkers()
         service = Service(limits, CONFIG, text, engine, workers, created=7)  # type: ignore[arg-type]

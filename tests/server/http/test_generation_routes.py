@@ -194,3 +194,35 @@ async def test_a_bug_is_a_500_without_its_text(stage: Any, caplog: pytest.LogCap
     assert "plumduff" not in answer.text
     assert "unexpected RuntimeError" in caplog.text
     assert "plumduff" not in caplog.text
+
+
+THINKING = (
+    "{% for message in messages %}<|start|>{{ message.role }}\n{{ message.content.split('</think>')[-1] }}<|end|>\n"
+    "{% endfor %}<|start|>assistant\n"
+)
+
+
+@pytest.mark.parametrize("opens", [False, True], ids=["the model opens", "the template opens"])
+async def test_thoughts_are_kept_apart(stage: Any, opens: bool) -> None:
+    async with stage(template=THINKING + "<think>\n" * opens) as s:
+        s.engine.words = ["<think>\n"] * (not opens) + ["hm", ",", "\n", "</think>", "\n\n", "Hello", " the"]
+        answer = (await post(s, CHAT, return_token_ids=True)).json()
+        chunks = events((await post(s, CHAT, stream=True, return_token_ids=True)).text)
+        raw = (await post(s, COMP)).json()["choices"][0]["text"]
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm,", "Hello the")
+    deltas = [c["choices"][0]["delta"] for c in chunks]
+    assert [d["reasoning_content"] for d in deltas if "reasoning_content" in d] == ["hm", ","]
+    assert "".join(d.get("content", "") for d in deltas) == "Hello the"
+    ids = [t for c in chunks for t in c["choices"][0].get("token_ids", [])]
+    assert ids == answer["choices"][0]["token_ids"]
+    thought = len("hm,\n") + 7 + 2 * (not opens)  # the closing mark has 7 tokens here; the opening one ends in its last
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thought}
+    assert raw.endswith("hm,\n</think>\n\nHello the")
+
+
+async def test_a_model_that_does_not_think_says_its_marks(stage: Any) -> None:
+    async with stage() as s:
+        s.engine.words = ["<think>", "x", "</think>", "y"]
+        answer = (await post(s, CHAT)).json()
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": "<think>x</think>y", "refusal": None}

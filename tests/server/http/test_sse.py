@@ -11,7 +11,7 @@ from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
 from verdraft.server.errors import ApiError, internal_error
 from verdraft.server.generation import MAX_BACKLOG, Generation
-from verdraft.server.sse import EventStream, SlowReader, frame
+from verdraft.server.sse import DATA, NAMED, EventStream, SlowReader, frame
 
 
 class Silent:
@@ -31,6 +31,7 @@ def submitted(generation: Generation, count: int = 1) -> list[SequenceStream]:
 def test_frames() -> None:
     assert frame([{"a": "\u00e9\n"}, 1]) == b'data: {"a":"\xc3\xa9\\n"}\n\ndata: 1\n\n'
     assert frame([]) == b""
+    assert NAMED.frame([{"type": "ping"}]) + NAMED.end == b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 async def test_a_whole_answer() -> None:
@@ -43,9 +44,9 @@ async def test_a_whole_answer() -> None:
     assert not out.opened
     await out.open()
     await out.write(b"x")
-    await out.end(b"y")
+    await out.end(DATA.frame([1]) + DATA.end)
     assert dict(sent[0]["headers"])[b"x-accel-buffering"] == b"no"
-    assert [m["body"] for m in sent[1:]] == [b"x", b"ydata: [DONE]\n\n"]
+    assert [m["body"] for m in sent[1:]] == [b"x", b"data: 1\n\ndata: [DONE]\n\n"]
     assert [m["more_body"] for m in sent[1:]] == [True, False]
 
 
