@@ -13,7 +13,7 @@ from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.metrics import Metrics
 from verdraft.server.middleware import wrap
 from verdraft.server.responses import error_response
-from verdraft.server.routes_generate import CHAT, COMPLETION, GenerateEndpoint
+from verdraft.server.routes_generate import DIALECTS, GenerateEndpoint
 from verdraft.server.routes_meta import MetaRoutes
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings
@@ -25,9 +25,9 @@ def build_app(settings: Settings, lifecycle: Lifecycle[Service]) -> ASGIApp:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for method, path, handler in MetaRoutes(lifecycle, metrics, settings.max_body_bytes).table():
         app.add_api_route(path, handler, methods=[method], response_model=None)
-    for path, dialect in (("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)):
+    for dialect in DIALECTS:
         endpoint = GenerateEndpoint(dialect, lifecycle, metrics, settings.max_body_bytes, settings.request_timeout)
-        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+        app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))
     _handle_errors(app, metrics)
     key = settings.api_key.get_secret_value() if settings.api_key else None
     return wrap(app, key, metrics.error)

@@ -3,7 +3,7 @@
 Knows no particular field. `path` is what stands before the name in `param`, e.g. "stream_options.".
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import isfinite
 from typing import Any, TypeAlias, overload
 
@@ -119,23 +119,31 @@ def array(body: Fields, name: str, path: str = "") -> list[Any] | None:
     return value
 
 
-def text_content(value: Any, param: str) -> str:
-    """A string, or an array of text parts joined without a separator (`messages[i].content`, `prediction.content`)."""
+def only(body: Fields, names: Collection[str]) -> Fields:
+    """The fields of these names: the others mean something else here."""
+    return {name: value for name, value in body.items() if name in names}
+
+
+def text_content(value: Any, param: str, kinds: Collection[str] = ("text",)) -> str:
+    """A string, or an array of text parts joined without a separator (`messages[i].content`, `prediction.content`).
+
+    `kinds` are the types that text parts have there.
+    """
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise invalid_type(param, "a string or an array of text parts", value)
     if not value:
         raise empty_array(param)
-    return "".join(_part_text(part, f"{param}[{index}]") for index, part in enumerate(value))
+    return "".join(part_text(part, f"{param}[{index}]", kinds) for index, part in enumerate(value))
 
 
-def _part_text(part: Any, param: str) -> str:
+def part_text(part: Any, param: str, kinds: Collection[str] = ("text",)) -> str:
+    """The text of one part."""
     if not isinstance(part, dict):
         raise invalid_type(param, 'an object {"type": "text", "text": ...}', part)
-    kind = part.get("type")
-    if kind != "text":
-        raise invalid_value(f"{param}.type", 'only "text" parts are supported')
+    if part.get("type") not in kinds:
+        raise invalid_value(f"{param}.type", f"only parts of type {', '.join(kinds)} are supported")
     text = part.get("text")
     if text is None:
         raise missing(f"{param}.text")

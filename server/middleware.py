@@ -99,7 +99,10 @@ class Errors:
 
 
 class ApiKeys:
-    """Every path but the open ones needs `Authorization: Bearer <key>`; OPTIONS never does."""
+    """Every path but the open ones needs `Authorization: Bearer <key>`; OPTIONS never does.
+
+    Anthropic's clients say `x-api-key: <key>` instead, which counts on their path.
+    """
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self.app = app
@@ -111,9 +114,12 @@ class ApiKeys:
         await self.app(scope, receive, send)
 
     def _allowed(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        return bool(hmac.compare_digest(key.strip(), self.key)) and scheme.lower() == b"bearer"
+        headers = Headers(scope=scope)
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = [key.strip()] if scheme.lower() == "bearer" else []
+        if scope["path"] == "/v1/messages":
+            given.append(headers.get("x-api-key", ""))
+        return any(hmac.compare_digest(each.encode("latin-1"), self.key) for each in given)
 
 
 def wrap(app: ASGIApp, api_key: str | None, count: Callable[[ApiError], None]) -> ASGIApp:

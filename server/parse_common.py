@@ -39,6 +39,13 @@ MAX_STOP_LEN = 1024  # characters
 MAX_METADATA = 16  # pairs
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512  # characters
 
+# What parse_options() reads under these names on every endpoint, however its own fields are called.
+EXTENSIONS = (
+    "stream", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "logit_bias", "min_tokens", "ignore_eos", "stop_token_ids", "seed", "prediction", "speculation",
+    "return_speculation", "return_token_ids", "cache_salt", "priority", "fault",
+)  # fmt: skip
+
 FaultKind = Literal["raise", "nan", "freeze", "preempt"]
 
 
@@ -112,27 +119,27 @@ def parse_max_tokens(body: Fields, name: str, default: int | None, minimum: int)
     return integer(body, name, default, minimum)
 
 
-def parse_stop(body: Fields) -> tuple[str, ...]:
+def parse_stop(body: Fields, name: str = "stop") -> tuple[str, ...]:
     """`stop`: a string or an array of at most 16."""
-    value = body.get("stop")
+    value = body.get(name)
     if value is None:
         return ()
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
-        raise invalid_type("stop", "a string or an array of strings", value)
+        raise invalid_type(name, "a string or an array of strings", value)
     if len(value) > MAX_STOPS:
-        raise array_too_long("stop", len(value), MAX_STOPS)
-    return tuple(_stop_string(entry) for entry in value)
+        raise array_too_long(name, len(value), MAX_STOPS)
+    return tuple(_stop_string(entry, name) for entry in value)
 
 
-def _stop_string(entry: Any) -> str:
+def _stop_string(entry: Any, name: str) -> str:
     if not isinstance(entry, str):
-        raise invalid_type("stop", "a string or an array of strings", entry)
+        raise invalid_type(name, "a string or an array of strings", entry)
     if not entry:
-        raise empty_string("stop")
+        raise empty_string(name)
     if len(entry) > MAX_STOP_LEN:
-        raise string_too_long("stop", len(entry), MAX_STOP_LEN)
+        raise string_too_long(name, len(entry), MAX_STOP_LEN)
     return entry
 
 

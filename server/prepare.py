@@ -12,6 +12,8 @@ from verdraft.server.choices import ChoiceReader, Echo
 from verdraft.server.jsonbody import parse_body
 from verdraft.server.parse_chat import parse_chat
 from verdraft.server.parse_completion import parse_completion
+from verdraft.server.parse_messages import parse_messages_body
+from verdraft.server.parse_responses import parse_responses_body
 from verdraft.server.requests import ChatRequest, GenerationOptions, Limits
 from verdraft.server.service import Text
 from verdraft.server.stops import StopSet
@@ -82,6 +84,17 @@ Prepare: TypeAlias = Callable[[bytes, str | None, Text, Limits], Prepared]
 def prepare_chat(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
     """/v1/chat/completions. Raises ApiError."""
     return _chat(parse_chat(parse_body(body, content_type), limits), text, "messages")
+
+
+def prepare_responses(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
+    """/v1/responses. Raises ApiError."""
+    request = parse_responses_body(parse_body(body, content_type), limits)
+    return _chat(request.chat, text, "input", request.shown)
+
+
+def prepare_messages(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
+    """/v1/messages. Raises ApiError."""
+    return _chat(parse_messages_body(parse_body(body, content_type), limits), text, "messages")
 
 
 def _chat(request: ChatRequest, text: Text, param: str, shown: Mapping[str, Any] | None = None) -> Prepared:

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and POST /v1/completions, as plain ASGI: a client that leaves ends the work at once."""
+"""The endpoints that generate, as plain ASGI: a client that leaves ends the work at once."""
 
 import asyncio
 import time
@@ -10,13 +10,22 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from verdraft.scheduler.errors import EngineError
+from verdraft.server.answer_messages import MessagesAnswer
+from verdraft.server.answer_responses import ResponsesAnswer
 from verdraft.server.answers import Answer, ChatAnswer, CompletionAnswer
 from verdraft.server.connection import ClientGone, read_body, while_connected
 from verdraft.server.exchange import Exchange
 from verdraft.server.generation import Generation
 from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.metrics import Metrics
-from verdraft.server.prepare import Prepare, Prepared, prepare_chat, prepare_completion
+from verdraft.server.prepare import (
+    Prepare,
+    Prepared,
+    prepare_chat,
+    prepare_completion,
+    prepare_messages,
+    prepare_responses,
+)
 from verdraft.server.report import Report
 from verdraft.server.responses import JsonResponse, refused, request_timeout
 from verdraft.server.service import Service
@@ -25,15 +34,20 @@ from verdraft.server.sse import EventStream, SlowReader
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What differs between the two endpoints."""
+    """What differs between the endpoints."""
 
+    path: str
     id_prefix: str
     prepare: Prepare
     answer: Callable[..., Answer]
 
 
-CHAT = Dialect("chatcmpl-", prepare_chat, ChatAnswer)
-COMPLETION = Dialect("cmpl-", prepare_completion, CompletionAnswer)
+DIALECTS = (
+    Dialect("/v1/chat/completions", "chatcmpl-", prepare_chat, ChatAnswer),
+    Dialect("/v1/completions", "cmpl-", prepare_completion, CompletionAnswer),
+    Dialect("/v1/responses", "resp_", prepare_responses, ResponsesAnswer),
+    Dialect("/v1/messages", "msg_", prepare_messages, MessagesAnswer),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,22 +37,20 @@ def test_by_example(text: str, opened: bool, reasoning: str, content: str) -> No
     assert split([text], opened) == Said(reasoning, content)
 
 
+def defined(text: str, opened: bool) -> Said:
+    """By looking at the whole text at once."""
+    if not opened:
+        if not text.lstrip().startswith("<think>"):
+            return Said(content=text)
+        text = text.lstrip().removeprefix("<think>")
+    inside, mark, behind = text.partition("</think>")
+    return Said(inside.strip("\n"), behind.lstrip("\n")) if mark else Said(inside.lstrip("\n"))
+
+
 @given(pieces, st.booleans())
 def test_the_pieces_do_not_matter(parts: list[str], opened: bool) -> None:
-    whole = split(["".join(parts)], opened)
-    assert split(list("".join(parts)), opened) == split(parts, opened) == whole
-
-
-@given(pieces, st.booleans())
-def test_nothing_is_lost_but_marks_and_the_newlines_beside_them(parts: list[str], opened: bool) -> None:
     text = "".join(parts)
-    said = split(parts, opened)
-    if said.reasoning and said.content:
-        inside, behind = text.split("</think>", 1)
-        assert inside.removeprefix("\n").lstrip().removeprefix("<think>").strip("\n") == said.reasoning.strip("\n")
-        assert behind.lstrip("\n") == said.content
-    elif said.content and "</think>" not in text:
-        assert said.content == text
+    assert split(list(text), opened) == split(parts, opened) == split([text], opened) == defined(text, opened)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""The JSON of /v1/responses: the response object, and the events of its stream in OpenAI's order."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from verdraft.server.answers import Json
+from verdraft.server.blocks import Block, BlocksAnswer, Change
+from verdraft.server.errors import ApiError
+from verdraft.server.report import Report
+
+INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}  # finish reason -> incomplete_details.reason
+ITEM_PREFIX = {"text": "msg", "reasoning": "rs"}
+DELTAS = {"text": "response.output_text", "reasoning": "response.reasoning_text"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesAnswer(BlocksAnswer):
+    """Nothing is stored, so the object says `store: false` and can be asked for only once."""
+
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def final(self, report: Report) -> Json:
+        """The response object."""
+        reason = INCOMPLETE.get(self.blocks.finish or "")
+        done = {
+            "status": "incomplete" if reason else "completed",
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": [self._item(block) for block in self.blocks.all],
+            "usage": _usage(report),
+        }
+        return self._object() | done | self.ids() | self.speculation(report)
+
+    def _object(self) -> Json:
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "model": self.model,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            **self.prepared.shown,
+        }
+
+    def started(self) -> Iterator[Json]:
+        """response.created and response.in_progress."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._event(kind, response=self._object())
+
+    def changed(self, change: Change) -> Iterator[Json]:
+        """An item and its one part open together; its text grows; they close from the inside out."""
+        block, place = change.block, self._place(change.block)
+        name, text = DELTAS[block.kind], block.text
+        logprobs: Json = {"logprobs": []} if block.kind == "text" else {}
+        match change.what:
+            case "opened":
+                yield self._event("response.output_item.added", output_index=block.index, item=self._item(block))
+                yield self._event("response.content_part.added", **place, part=_part(block))
+            case "grown":
+                yield self._event(f"{name}.delta", **place, delta=change.delta, **logprobs)
+            case "closed":
+                yield self._event(f"{name}.done", **place, text=text, **logprobs)
+                yield self._event("response.content_part.done", **place, part=_part(block))
+                yield self._event("response.output_item.done", output_index=block.index, item=self._item(block))
+
+    def ended(self, report: Report) -> Iterator[Json]:
+        """response.completed or response.incomplete."""
+        response = self.final(report)
+        yield self._event(f"response.{response['status']}", response=response)
+
+    def failure(self, error: ApiError) -> list[Json]:
+        """response.failed with what there is of the answer."""
+        output = [self._item(block) for block in self.blocks.all]
+        response = self._object() | {"status": "failed", "output": output} | error.body()
+        return [self._event("response.failed", response=response)]
+
+    def _event(self, kind: str, **fields: Any) -> Json:
+        return {"type": kind, "sequence_number": next(self.numbers), **fields}
+
+    def _place(self, block: Block) -> Json:
+        return {"item_id": self._item_id(block), "output_index": block.index, "content_index": 0}
+
+    def _item_id(self, block: Block) -> str:
+        return f"{ITEM_PREFIX[block.kind]}_{self.id.partition('_')[2]}{block.index}"
+
+    def _item(self, block: Block) -> Json:
+        cut = self.blocks.finish in INCOMPLETE and block is self.blocks.all[-1]
+        status = "in_progress" if block.open else "incomplete" if cut else "completed"
+        content = [] if block.open else [_part(block)]
+        item: Json = {"id": self._item_id(block), "status": status, "content": content}
+        if block.kind == "reasoning":
+            return item | {"type": "reasoning", "summary": []}
+        return item | {"type": "message", "role": "assistant"}
+
+
+def _part(block: Block) -> Json:
+    if block.kind == "reasoning":
+        return {"type": "reasoning_text", "text": block.text}
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _usage(report: Report) -> Json:
+    """The same numbers under this endpoint's names."""
+    usage = report.usage()
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0} | usage.get("completion_tokens_details", {}),
+        "total_tokens": usage["total_tokens"],
+    }

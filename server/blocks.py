@@ -1,0 +1,118 @@
+"""An answer as blocks that open, grow and close one after the other: what /v1/responses and /v1/messages stream.
+
+A plain answer is the list of blocks at the end. Knows no endpoint's names for any of it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
+
+from verdraft.scheduler.outputs import FinishReason
+from verdraft.server.answers import Answer, Json
+from verdraft.server.choices import Event
+from verdraft.server.report import Report
+from verdraft.server.sse import NAMED, Wire
+
+Kind: TypeAlias = Literal["reasoning", "text"]
+
+
+@dataclass(slots=True)
+class Block:
+    """A part of the answer; `index` is its place."""
+
+    kind: Kind
+    index: int
+    text: str = ""
+    open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One block has opened, closed, or grown by `delta`."""
+
+    what: Literal["opened", "grown", "closed"]
+    block: Block
+    delta: str = ""
+
+
+@dataclass(slots=True)
+class Blocks:
+    """feed() every event of the answer; there is at least one block in the end."""
+
+    all: list[Block] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop: str = ""  # the stop string that ended the text
+
+    def feed(self, event: Event) -> Iterator[Change]:
+        """What the event changes, in order."""
+        self.tokens += event.tokens
+        self.finish, self.stop = event.finish, event.stop
+        if event.reasoning:
+            yield from self._grow("reasoning", event.reasoning)
+        if event.text or (event.finish and not self.all):
+            yield from self._grow("text", event.text)
+        if event.finish:
+            yield from self._close()
+
+    def _grow(self, kind: Kind, text: str) -> Iterator[Change]:
+        if not self.all or self.all[-1].kind != kind:
+            yield from self._close()
+            self.all.append(Block(kind, len(self.all)))
+            yield Change("opened", self.all[-1])
+        if text:
+            self.all[-1].text += text
+            yield Change("grown", self.all[-1], text)
+
+    def _close(self) -> Iterator[Change]:
+        if self.all:
+            self.all[-1].open = False
+            yield Change("closed", self.all[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksAnswer(Answer):
+    """An answer of one choice, streamed as named events."""
+
+    blocks: Blocks = field(default_factory=Blocks)
+
+    wire: ClassVar[Wire] = NAMED
+
+    @abstractmethod
+    def final(self, report: Report) -> Json:
+        """The plain answer, once `blocks` has everything."""
+
+    @abstractmethod
+    def started(self) -> Iterator[Json]:
+        """The events before the first block."""
+
+    @abstractmethod
+    def changed(self, change: Change) -> Iterator[Json]:
+        """The events that tell of one change."""
+
+    @abstractmethod
+    def ended(self, report: Report) -> Iterator[Json]:
+        """The events behind the last block."""
+
+    def whole(self, events: Sequence[Event], report: Report) -> Json:
+        """The plain answer."""
+        (event,) = events
+        for _ in self.blocks.feed(event):
+            pass
+        return self.final(report)
+
+    def chunks(self, event: Event) -> Iterator[Json]:
+        """What was added."""
+        if event.first:
+            yield from self.started()
+        for change in self.blocks.feed(event):
+            yield from self.changed(change)
+
+    def closed(self, chunks: list[Json], report: Report) -> list[Json]:
+        """The last events of a stream."""
+        return [*chunks, *self.ended(report)]
+
+    def ids(self) -> Json:
+        """The ids of prompt and answer when they were asked for."""
+        return {"prompt_token_ids": self.prompt_of(0), "token_ids": self.blocks.tokens} if self.with_ids else {}

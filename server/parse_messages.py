@@ -1,0 +1,181 @@
+"""The body of /v1/messages: Anthropic's fields, read as the chat request that they mean. Nothing is stored."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from verdraft.server.errors import empty_array, invalid_type, invalid_value, missing, shown, unsupported_parameter
+from verdraft.server.fields import (
+    Fields,
+    array,
+    boolean,
+    number,
+    obj,
+    only,
+    part_text,
+    required_string,
+    string,
+    text_content,
+)
+from verdraft.server.parse_common import EXTENSIONS, parse_max_tokens, parse_model, parse_options, parse_stop
+from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits, Message
+
+ROLES = ("user", "assistant", "system")
+UNSUPPORTED = ("container", "mcp_servers", "context_management")  # they would change the answer
+
+
+def parse_messages_body(body: Fields, limits: Limits) -> ChatRequest:
+    """Raises ApiError for the first thing that is wrong."""
+    for name in UNSUPPORTED:
+        if body.get(name) not in (None, []):
+            raise unsupported_parameter(name)
+    _check_thinking(body)
+    model = parse_model(body, limits)
+    prompt = _prompt(body)
+    return ChatRequest(model=model, prompt=prompt, options=_options(body, limits), tool_choice=_tool_choice(body))
+
+
+def _check_thinking(body: Fields) -> None:
+    thinking = obj(body, "thinking")
+    if thinking is not None and thinking.get("type") != "adaptive":
+        raise unsupported_parameter("thinking", "'thinking' may only be of type adaptive: the model decides by itself")
+
+
+def _options(body: Fields, limits: Limits) -> GenerationOptions:
+    number(body, "temperature", 1.0, 0, 1)  # a narrower range than elsewhere
+    user = obj(body, "metadata") or {}
+    string(user, "user_id", None, "metadata.")
+    max_tokens = parse_max_tokens(body, "max_tokens", None, 1)
+    if max_tokens is None:
+        raise missing("max_tokens")
+    options = parse_options(only(body, EXTENSIONS), limits, max_tokens=max_tokens, logprobs=None)
+    return replace(options, stop=parse_stop(body, "stop_sequences"))
+
+
+def _prompt(body: Fields) -> ChatPrompt:
+    """A last turn of the assistant is its answer's beginning, as this API has it."""
+    messages = (*_system(body), *_messages(body))
+    continued = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    return ChatPrompt(
+        messages=messages,
+        tools=None if _tool_choice(body) == "none" else _tools(body),
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+    )
+
+
+def _system(body: Fields) -> Iterator[Message]:
+    if body.get("system"):
+        yield {"role": "system", "content": text_content(body["system"], "system")}
+
+
+def _messages(body: Fields) -> Iterator[Message]:
+    value = array(body, "messages")
+    if value is None:
+        raise missing("messages")
+    if not value:
+        raise empty_array("messages")
+    for index, entry in enumerate(value):
+        yield from _turn(entry, f"messages[{index}]")
+
+
+def _turn(entry: Any, param: str) -> Iterator[Message]:
+    if not isinstance(entry, dict):
+        raise invalid_type(param, "an object", entry)
+    role = required_string(entry, "role", f"{param}.")
+    if role not in ROLES:
+        raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}; got {shown(role)}")
+    content = entry.get("content")
+    if content is None:
+        raise missing(f"{param}.content")
+    if role == "system" or isinstance(content, str):
+        yield {"role": role, "content": text_content(content, f"{param}.content")}
+        return
+    if not isinstance(content, list):
+        raise invalid_type(f"{param}.content", "a string or an array of content blocks", content)
+    if not content:
+        raise empty_array(f"{param}.content")
+    blocks = [(block, f"{param}.content[{index}]") for index, block in enumerate(content)]
+    yield from [_assistant(blocks)] if role == "assistant" else _user(blocks)
+
+
+def _user(blocks: list[tuple[Any, str]]) -> Iterator[Message]:
+    """Results of tools are turns of their own; texts between them are joined."""
+    texts: list[str] = []
+    for block, param in blocks:
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            if texts:
+                yield {"role": "user", "content": "".join(texts)}
+                texts = []
+            yield _tool_result(block, param)
+        else:
+            texts.append(part_text(block, param))
+    if texts:
+        yield {"role": "user", "content": "".join(texts)}
+
+
+def _tool_result(block: Fields, param: str) -> Message:
+    boolean(block, "is_error", path=f"{param}.")
+    content = block.get("content")
+    text = "" if content in (None, []) else text_content(content, f"{param}.content")
+    return {"role": "tool", "tool_call_id": required_string(block, "tool_use_id", f"{param}."), "content": text}
+
+
+def _assistant(blocks: list[tuple[Any, str]]) -> Message:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Message] = []
+    for block, param in blocks:
+        match block.get("type") if isinstance(block, dict) else None:
+            case "tool_use":
+                calls.append(_tool_use(block, f"{param}."))
+            case "thinking":
+                thoughts.append(string(block, "thinking", "", f"{param}."))
+            case "redacted_thinking":
+                pass  # nobody here can read it
+            case _:
+                texts.append(part_text(block, param))
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    thought = {"reasoning_content": "".join(thoughts)} if thoughts else {}
+    return {**message, **thought, **({"tool_calls": calls} if calls else {})}
+
+
+def _tool_use(block: Fields, path: str) -> Message:
+    arguments = orjson.dumps(obj(block, "input", path) or {}).decode()
+    function = {"name": required_string(block, "name", path), "arguments": arguments}
+    return {"id": required_string(block, "id", path), "type": "function", "function": function}
+
+
+def _tools(body: Fields) -> list[Fields] | None:
+    """In the form of chat completions."""
+    tools = array(body, "tools") or []
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def _tool(tool: Any, param: str) -> Fields:
+    if not isinstance(tool, dict):
+        raise invalid_type(param, "an object", tool)
+    kind = string(tool, "type", "custom", f"{param}.")
+    if kind != "custom":
+        raise invalid_value(f"{param}.type", f'must be "custom"; got {shown(kind)}')
+    name = required_string(tool, "name", f"{param}.")
+    description = string(tool, "description", None, f"{param}.")
+    schema = obj(tool, "input_schema", f"{param}.")
+    if schema is None:
+        raise missing(f"{param}.input_schema")
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+
+
+def _tool_choice(body: Fields) -> str | None:
+    choice = obj(body, "tool_choice")
+    if choice is None:
+        return None
+    match choice.get("type"):
+        case "auto" | "none" as kind:
+            return str(kind)
+        case "any" | "tool":
+            raise unsupported_parameter("tool_choice", "'tool_choice' may only be of type auto or none on this server")
+    raise invalid_value("tool_choice", "the type must be auto, any, tool or none")

@@ -1,0 +1,110 @@
+"""The body of /v1/responses: OpenAI's fields, read as the chat request that they mean. Nothing is stored.
+
+What depends on earlier responses, and whatever runs elsewhere than in the model, gets a 400 that names the field.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from verdraft.server.errors import invalid_type, invalid_value, shown, unsupported_parameter
+from verdraft.server.fields import Fields, array, boolean, obj, only, required_string, string
+from verdraft.server.parse_common import EXTENSIONS, check_metadata, parse_max_tokens, parse_model, parse_options
+from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits
+from verdraft.server.responses_input import parse_input
+
+UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "include", "top_logprobs", "context_management")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest:
+    """POST /v1/responses. `shown` are the fields that the response object repeats."""
+
+    chat: ChatRequest
+    shown: Mapping[str, Any]
+
+
+def parse_responses_body(body: Fields, limits: Limits) -> ResponsesRequest:
+    """Raises ApiError for the first thing that is wrong."""
+    _refuse_unsupported(body)
+    model = parse_model(body, limits)
+    tools = _tools(body)
+    choice = _tool_choice(body)
+    instructions = string(body, "instructions", "")
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    prompt = ChatPrompt(messages=(*system, *parse_input(body)), tools=None if choice == "none" else tools)
+    options = _options(body, limits)
+    chat = ChatRequest(model=model, prompt=prompt, options=options, tool_choice=choice)
+    return ResponsesRequest(chat, _shown(body, options))
+
+
+def _refuse_unsupported(body: Fields) -> None:
+    for name in UNSUPPORTED:
+        if body.get(name) not in (None, [], 0):
+            raise unsupported_parameter(name)
+    if boolean(body, "background"):
+        raise unsupported_parameter("background", "'background' is not supported: nothing is kept")
+    if boolean(body, "store"):
+        raise unsupported_parameter("store", "'store' is not supported: nothing is kept")
+    if string(body, "truncation", "disabled") != "disabled":
+        raise unsupported_parameter("truncation", "'truncation' may only be \"disabled\": nothing is cut from an input")
+    text = obj(body, "text") or {}
+    if (obj(text, "format", "text.") or {}).get("type") not in (None, "text"):
+        raise unsupported_parameter("text.format", "'text.format' may only be of type text on this server")
+    obj(body, "reasoning")
+
+
+def _options(body: Fields, limits: Limits) -> GenerationOptions:
+    check_metadata(body)
+    max_tokens = parse_max_tokens(body, "max_output_tokens", None, 1)
+    options = parse_options(only(body, (*EXTENSIONS, "stop")), limits, max_tokens=max_tokens, logprobs=None)
+    stream_options = obj(body, "stream_options") or {}
+    boolean(stream_options, "include_obfuscation", path="stream_options.")
+    return replace(options, include_usage=True)
+
+
+def _shown(body: Fields, options: GenerationOptions) -> Mapping[str, Any]:
+    asked = {name: body.get(name) for name in ("instructions", "max_output_tokens", "user", "safety_identifier")}
+    defaults = {"tool_choice": "auto", "tools": [], "text": {"format": {"type": "text"}}, "reasoning": {}}
+    given = {name: body.get(name) or default for name, default in defaults.items()}
+    return {
+        **asked,
+        **given,
+        "metadata": body.get("metadata") or {},
+        "temperature": options.sampling.temperature,
+        "top_p": options.sampling.top_p,
+        "parallel_tool_calls": boolean(body, "parallel_tool_calls", default=True),
+        "previous_response_id": None,
+        "background": False,
+        "store": False,
+        "truncation": "disabled",
+    }
+
+
+def _tools(body: Fields) -> list[Fields] | None:
+    """In the form of chat completions."""
+    tools = array(body, "tools") or []
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def _tool(tool: Any, param: str) -> Fields:
+    if not isinstance(tool, dict):
+        raise invalid_type(param, "an object", tool)
+    kind = required_string(tool, "type", f"{param}.")
+    if kind != "function":
+        raise invalid_value(f"{param}.type", f'must be "function"; got {shown(kind)}')
+    function: dict[str, Any] = {"name": required_string(tool, "name", f"{param}.")}
+    description = string(tool, "description", None, f"{param}.")
+    parameters = obj(tool, "parameters", f"{param}.")
+    boolean(tool, "strict", path=f"{param}.")
+    function |= {} if description is None else {"description": description}
+    return {"type": "function", "function": function | ({} if parameters is None else {"parameters": parameters})}
+
+
+def _tool_choice(body: Fields) -> str | None:
+    value = body.get("tool_choice")
+    if value is None or value in ("none", "auto"):
+        return value
+    if value != "required" and not isinstance(value, dict):
+        raise invalid_value("tool_choice", 'must be "none", "auto", "required" or a function')
+    raise unsupported_parameter("tool_choice", '\'tool_choice\' may only be "none" or "auto" on this server')
