@@ -51,14 +51,13 @@ class Committer:
 
     def _finish(self, seq: Sequence, token: int, length: int) -> FinishReason | None:
         params = seq.request.params
-        stopped = seq.request.stop.push(token)
+        seq.push(token)
+        stopped = seq.request.stop.push(token) or seq.request.constraint.ended
         if stopped or token in params.stop_token_ids or (token in self.eos and not params.ignore_eos):
             return "stop"
         return "length" if length >= seq.max_len else None
 
     def _append(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
-        for token in tokens:
-            seq.history.push(token)
         seq.tokens += tokens
         seq.drafter.extend(tokens)
 

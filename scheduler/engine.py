@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from verdraft.kernels.chooser import choose_philox
-from verdraft.kernels.sampling import BadLogits
+from verdraft.kernels.sampling import AllTokensMasked, BadLogits
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
@@ -21,6 +21,7 @@ from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Law, Verified, Verifier
+from verdraft.spec.constraint import ConstraintFailed
 from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, spend
@@ -90,7 +91,8 @@ class Engine:
             return NoDrafter()
         # The smallest index that the source allows, for models of a very short context.
         remembered = max(32, self.config.max_model_len)
-        return make_drafter("suffix", request.prediction, self.stores.of(request.cache_salt), remembered)
+        store = self.stores.of(request.cache_salt)
+        return make_drafter("suffix", request.prediction, store, remembered, request.constraint)
 
     def abort(self, request: Request) -> list[Output]:
         """End a request wherever it is; its last slice says "abort". Unknown or finished: nothing."""
@@ -159,7 +161,7 @@ class Engine:
             self.totals.corrupted += 1
             self.scheduler.pool.forget(seq.blocks)
         logger.error("request %s failed in a step", seq.request.id, exc_info=error)
-        return "internal_error"
+        return "invalid_value" if isinstance(error, AllTokensMasked | ConstraintFailed) else "internal_error"
 
     def _commit(self, results: list[Verified | Failed]) -> list[tuple[Sequence, TokenSlice]]:
         pieces = [(result.work.seq, self._commit_one(result)) for result in results]

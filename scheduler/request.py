@@ -7,12 +7,13 @@ from typing import Literal, Protocol, TypeAlias
 
 from verdraft.scheduler.outputs import SpecStats
 from verdraft.scheduler.params import SamplingParams
+from verdraft.spec.constraint import UNCONSTRAINED, Constraint
 
 Mode: TypeAlias = Literal["off", "suffix", "auto"]
 
 
 class StopCheck(Protocol):
-    """Decides whether a committed token ends the sequence (a stop string, a finished grammar). Opaque to the engine."""
+    """Decides whether a committed token ends the sequence (a stop string). Opaque to the engine."""
 
     def push(self, token: int) -> bool:
         """Called once per committed token in order; True ends the sequence with this token."""
@@ -55,6 +56,7 @@ class Request:
     cache_salt: str = ""
     priority: int = 0
     stop: StopCheck = field(default_factory=NeverStop)
+    constraint: Constraint = UNCONSTRAINED
     fault: Fault | None = None
     group: Group = field(default_factory=Group)
     arrived: float = field(default_factory=time.monotonic)

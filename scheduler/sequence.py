@@ -79,6 +79,16 @@ class Sequence:
             self.keys.append(chain_key(self.keys[-1], self.tokens[start : start + block_size]))
         return self.keys[1 : limit + 1]
 
+    def push(self, token: int) -> None:
+        """One more token counts for penalties and grammar: a committed one, or a drafted one that pop() takes back."""
+        self.history.push(token)
+        self.request.constraint.push(token)
+
+    def pop(self) -> None:
+        """The token pushed last counts no more."""
+        self.history.pop()
+        self.request.constraint.pop()
+
     def rewind(self) -> None:
         """Forget all KV: the blocks are gone, everything will be computed again (preemption by recomputation)."""
         self.blocks = []

@@ -62,13 +62,17 @@ class Law:
         return sorted({*self.eos, *params.stop_token_ids}) if seq.num_output + ahead < params.min_tokens else None
 
     def token(self, seq: Sequence, ahead: int, row: Rows, best: int) -> int:
-        """The law's token behind the committed ones and `ahead` drafted ones, which `seq.history` holds by now.
-        `row` [V] are the logits there and `best` is their argmax."""
-        params, banned = seq.request.params, self.banned(seq, ahead)
-        if params.plain_greedy and banned is None:
+        """The law's token behind the committed ones and `ahead` drafted ones, which were pushed to `seq` by now.
+        `row` [V] are the logits there and `best` is their argmax. Raises BadLogits, AllTokensMasked, ConstraintFailed.
+        """
+        params, banned, constraint = seq.request.params, self.banned(seq, ahead), seq.request.constraint
+        if params.plain_greedy and banned is None and constraint.allows(best):
             return best
+        mask = constraint.mask()
+        if banned and mask is not None and mask[banned].sum() == mask.sum():
+            banned = None  # a complete grammar outranks min_tokens
         noise = Noise(seq.seed, seq.request.choice, seq.num_output + ahead, self.philox)
-        return choose_token(row, params, seq.history, banned, noise)
+        return choose_token(row, params, seq.history, banned, noise, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +101,20 @@ class Verifier:
 
     def _accept(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> list[int]:
         """The law's tokens as far as the draft agrees; row j of `logits` belongs to draft.tokens[:j]."""
-        seq, drafted = work.seq, work.draft.tokens
+        seq, drafted, num_pushed = work.seq, work.draft.tokens, 0
 
         def target(j: int) -> int:
+            nonlocal num_pushed
             if j:
-                seq.history.push(drafted[j - 1])
+                seq.push(drafted[j - 1])
+                num_pushed = j
             return self.law.token(seq, j, logits[j], int(best[j]))
 
-        tokens = verify(work.draft, target)
-        for _ in tokens[:-1]:
-            seq.history.pop()
-        return tokens
+        try:
+            return verify(work.draft, target)
+        finally:
+            for _ in range(num_pushed):
+                seq.pop()
 
 
 def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLogprobs, ...]:

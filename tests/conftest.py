@@ -1,15 +1,18 @@
 """Models that every folder's tests may use: tiny random ones, and the demo model."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from transformers.utils import logging as transformers_logging
 
 from verdraft.model.demo import demo_model
+from verdraft.spec.grammar import GrammarConstraint
 
 TINY: dict[str, Any] = {
     "vocab_size": 320,
@@ -65,3 +68,45 @@ def tiny_qwen3_path(tiny_model: TinyModel) -> Path:
 def demo_path() -> Path:
     """The demo model's folder; fetched when the user's cache lacks it. Mark the test `demo`."""
     return demo_model(progress=False)
+
+
+class JsonVocabulary:
+    """Token 0 is the end; tokens 1 to 41 are pieces of JSON that can be cut in several ways; the rest have no text."""
+
+    pieces = (*'{}[]",: .-0123456789abcdefnrstul', '{"', '":', '"}', '", "', "ab", "abc", "12", '"a', "true")
+
+    def __init__(self, size: int) -> None:
+        texts = ["<end>", *self.pieces]
+        self.size = size
+        self.eos_token_id = 0
+        self.bos_token_id = None
+        self.special_token_ids = [0]
+        self.tokens = [text.encode() for text in texts] + [b""] * (size - len(texts))
+        self.engine = LLTokenizer(TokenizerWrapper(self), n_vocab=size, eos_token=[0])
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of a text, longest piece first; what is no JSON is left out."""
+        if isinstance(text, bytes):
+            raise TypeError
+        ids = []
+        while text:
+            piece = max((piece for piece in self.pieces if text.startswith(piece)), key=len, default=text[0])
+            ids += [self.pieces.index(piece) + 1] if piece in self.pieces else []
+            text = text[len(piece) :]
+        return ids
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return b"".join(self.tokens[token] for token in tokens if token).decode()
+
+    def constraint(self, schema: dict[str, Any]) -> GrammarConstraint:
+        """A fresh one, with at most two spaces between JSON's parts."""
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": "[ ]{1,2}"})
+        matcher = LLMatcher(self.engine, grammar)
+        assert not matcher.get_error()
+        return GrammarConstraint(matcher, self.size)
+
+
+@pytest.fixture(scope="session")
+def json_vocabulary() -> JsonVocabulary:
+    """48 tokens."""
+    return JsonVocabulary(48)
