@@ -5,9 +5,9 @@ Knows token slices and errors, no text and no JSON.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from verdraft.scheduler.async_engine import SequenceStream
 from verdraft.scheduler.errors import EngineError
@@ -20,6 +20,7 @@ from verdraft.server.sse import SlowReader
 MAX_BACKLOG = 1 << 20  # bytes of slices that wait for a slow reader, roughly as they will be sent
 
 Submit = Callable[[Sequence[Request]], list[SequenceStream]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """From admission to the end of the answer. submit() once, next() until `done`, close() always."""
+    """From admission to the end of the answer. prelude()s, submit() once, next() until `done`, close() always."""
 
     id: str  # of the response
     observer: Observer
@@ -53,11 +54,27 @@ class Generation:
     _error: Exception | None = None
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _timer: asyncio.TimerHandle | None = None
+    _prelude: asyncio.Task[Any] | None = None
 
     def limit(self, seconds: float, error: ApiError) -> None:
         """fail() with `error` when `seconds` have passed since now; 0: never."""
         if seconds:
             self._timer = asyncio.get_running_loop().call_later(seconds, self.fail, error)
+
+    async def prelude(self, work: Coroutine[Any, Any, T]) -> T:
+        """What comes before submit(), such as reading the body. Raises what fail() is given as soon as it is."""
+        self._prelude = task = asyncio.ensure_future(work)
+        if self._error:
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if self._error is None or (current and current.cancelling()):
+                raise
+            raise self._error from None
+        finally:
+            self._prelude = None
 
     def submit(self, submit: Submit, requests: Sequence[Request]) -> None:
         """Hand the sequences to the engine. Raises EngineError, or the error that fail() was given meanwhile."""
@@ -115,6 +132,8 @@ class Generation:
         if self._error is None:
             self._error = error
             self._arrived.set()
+            if self._prelude:
+                self._prelude.cancel()
 
     def abort(self) -> bool:
         """End every choice with finish "abort"; False when there is nothing left to end."""

@@ -66,7 +66,7 @@ class GenerateEndpoint:
         generation.limit(self.timeout, request_timeout(self.timeout))
         with self.lifecycle.track(generation):
             try:
-                body = await read_body(scope, receive, self.max_body_bytes)
+                body = await generation.prelude(read_body(scope, receive, self.max_body_bytes))
                 await while_connected(receive, self._answer(scope, send, service, generation, body))
             except (ClientGone, SlowReader):
                 pass  # counted where the work was cut; nobody is left to answer
@@ -75,7 +75,7 @@ class GenerateEndpoint:
 
     async def _answer(self, scope: Scope, send: Send, service: Service, generation: Generation, body: bytes) -> None:
         try:
-            prepared = await self._prepare(scope, service, body)
+            prepared = await generation.prelude(self._prepare(scope, service, body))
         except asyncio.CancelledError:
             self.metrics.aborted.inc()
             raise

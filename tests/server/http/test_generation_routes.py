@@ -185,6 +185,31 @@ async def test_draining_refuses_and_then_cuts(stage: Any) -> None:
     assert found[-1]["error"]["code"] == "draining"
 
 
+@pytest.mark.parametrize("end", ["timeout", "drain"])
+async def test_a_body_that_never_comes_ends_with_the_request(stage: Any, end: str) -> None:
+    """Half a body once held up a drain, and no time limit counted for it."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if end == "drain":
+            s.lifecycle.on_signal()
+        await asyncio.sleep(30)
+        raise AssertionError("nobody waits so long")
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async with stage(request_timeout=0.1 if end == "timeout" else 30) as s, asyncio.timeout(5):
+        scope = {"type": "http", "method": "POST", "path": COMP, "headers": [], "query_string": b""}
+        request = asyncio.create_task(s.app(scope, receive, send))
+        if end == "drain":
+            await s.lifecycle.stopping.wait()
+            await s.lifecycle.drain(0)
+        await request
+    assert sent[0]["status"] == 503
+    assert {"timeout": b'"request_timeout"', "drain": b'"draining"'}[end] in sent[1]["body"]
+
+
 async def test_a_bug_is_a_500_without_its_text(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
     async with stage() as s:
         s.engine.refusal = RuntimeError("the prompt was: plumduff")
