@@ -65,3 +65,9 @@ class NoDrafter:
 
     def stop(self) -> None:
         pass
+
+
+def common_length(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    shorter = min(len(left), len(right))
+    return next((i for i in range(shorter) if left[i] != right[i]), shorter)

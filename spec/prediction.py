@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
-from verdraft.spec.draft import EMPTY, Draft
+from verdraft.spec.draft import EMPTY, Draft, common_length
 
 _FIRST_LEN = 16  # tokens of the first draft; doubles with every full acceptance
 _MIN_LEN = 4
@@ -131,9 +131,3 @@ class PredictionDrafter:
         most = min(place, len(self._output), _MAX_MATCH)
         ended = (n for n in range(most) if self._prediction[place - 1 - n] != self._output[-1 - n])
         return next(ended, most)
-
-
-def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    shorter = min(len(left), len(right))
-    return next((i for i in range(shorter) if left[i] != right[i]), shorter)

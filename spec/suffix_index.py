@@ -9,14 +9,13 @@ Everything is allocated once, so memory is bounded whatever is appended.
                   ^       ^              the proposal is what follows it
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verdraft.spec.draft import EMPTY, Draft
+from verdraft.spec.draft import EMPTY, Draft, common_length
 
 SEPARATOR = -1  # stored between sequences; equal to no token
 _MASK = (1 << 64) - 1
@@ -118,6 +117,7 @@ class SuffixIndex:
         )  # written twice: every window is contiguous in one of the halves
         self._tokens = self._ring.data
         self._levels = tuple(_Level(length, max_tokens) for length in self.how.levels)
+        self._powers = [pow(_BASE, i, 1 << 64) for i in range(self.how.levels[-1])]
         self._next = 0  # slot of the next token
         self._run_len = 0  # tokens of the open sequence
         self.num_tokens = 0  # stored, separators included; at most max_tokens
@@ -190,17 +190,29 @@ class SuffixIndex:
 
     def find(self, context: Sequence[int]) -> list[Match]:
         """Earlier occurrences of the end of `context`, the most recent first: those that share the longest level."""
-        for level in reversed(self._levels):
-            if len(context) >= level.length:
-                matches = self._follow(level, list(context[-self.how.max_match :]))
-                if matches:
-                    return matches
+        context = list(context[-self.how.max_match :])
+        for level, hash_value in reversed(list(zip(self._levels, self._hashes(context), strict=False))):
+            slot = level.head[level.bucket(hash_value)] - 1
+            if slot >= 0 and (matches := self._follow(level, slot, context)):
+                return matches
         return []
 
-    def _follow(self, level: _Level, context: list[int]) -> list[Match]:
+    def _hashes(self, context: list[int]) -> list[int]:
+        """hash_of(context) of every level that the context is long enough for, in one walk."""
+        hashes: list[int] = []
+        value = begin = 0
+        for level in self._levels:
+            if len(context) < level.length:
+                break
+            for i in range(begin, level.length):
+                value += context[-1 - i] * self._powers[i]
+            begin = level.length
+            hashes.append(value & _MASK)
+        return hashes
+
+    def _follow(self, level: _Level, slot: int, context: list[int]) -> list[Match]:
         matches = []
         newest, last_age = self._next - 1, 0
-        slot = level.head[level.bucket(level.hash_of(context))] - 1
         for _ in range(self.how.max_candidates + 1):  # one may be the end of the open sequence, which nothing follows
             age = (newest - slot) % self._capacity
             if slot < 0 or age < last_age or age >= self.num_tokens:
@@ -215,11 +227,10 @@ class SuffixIndex:
     def _agreeing(self, slot: int, age: int, context: list[int]) -> int:
         """How many tokens ending at `slot` equal the end of the context."""
         most = min(len(context), self.num_tokens - age)
-        window, context = self._window(slot, most), context[len(context) - most :]
-        if window == context:
+        window = self._window(slot, most)
+        if window == context[len(context) - most :]:
             return most
-        differing = bisect_left(range(most), True, key=lambda n: window[most - n - 1 :] != context[most - n - 1 :])
-        return differing
+        return common_length(window[::-1], context[::-1])
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
         """What followed the end of `context` before, at most `limit` tokens; EMPTY when nothing is known."""
@@ -234,26 +245,20 @@ class SuffixIndex:
         tokens: list[int] = []
         probs: list[float] = []
         prob = 1.0
-        ahead = [(match, self._following(match, limit)) for match in matches]
-        for depth in range(limit):
-            votes: dict[int, float] = {}
-            for match, following in ahead:
-                # Behind the newest token the sequence goes on with the draft itself: periods repeat.
-                token = following[depth] if depth < match.age else tokens[depth - match.age]
-                votes[token] = votes.get(token, 0.0) + match.length + depth
-            best = max(votes, key=votes.__getitem__)  # the most recent of equals
-            prob *= votes[best] / (sum(votes.values()) + self.how.doubt)
-            if best == SEPARATOR or prob < self.how.min_prob:
+        ahead = [(match.length, self._following(match, limit)) for match in matches]
+        for token, votes, all_votes in _elections(ahead, limit):
+            prob *= votes / (all_votes + self.how.doubt)
+            if token == SEPARATOR or prob < self.how.min_prob:
                 break
-            tokens.append(best)
+            tokens.append(token)
             probs.append(prob)
-            if len(votes) > 1:
-                ahead = [(m, f) for m, f in ahead if (f[depth] if depth < m.age else tokens[depth - m.age]) == best]
         return Draft(tuple(tokens), "suffix", tuple(probs), match_len) if tokens else EMPTY
 
     def _following(self, match: Match, limit: int) -> list[int]:
+        """What came after the match; behind the newest token the sequence goes on with itself: periods repeat."""
         count = min(limit, match.age)
-        return self._window(match.slot + count, count)
+        known = self._window(match.slot + count, count)
+        return (known * -(-limit // count))[:limit]
 
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant is broken."""
@@ -279,3 +284,28 @@ class SuffixIndex:
             window = self._window(slot, level.length)
             if SEPARATOR not in window and age + level.length <= self.num_tokens < self._capacity:
                 assert level.bucket(level.hash_of(window)) == bucket
+
+
+def _elections(ahead: list[tuple[int, list[int]]], limit: int) -> Iterator[tuple[int, int, int]]:
+    """At every depth the token with the most votes (the most recent of equals), its votes, and all votes.
+
+    `ahead` are (length of the match, what came after it). Who wanted another token does not vote any more.
+    """
+    depth = 0
+    while depth < limit:
+        lines = [line for _, line in ahead]
+        agreed = common_length(min(lines), max(lines)) if len(lines) > 1 else limit
+        weight, count = sum(length for length, _ in ahead), len(ahead)
+        for together in range(depth, agreed):
+            all_votes = weight + count * together
+            yield lines[0][together], all_votes, all_votes
+        if agreed == limit:
+            return
+        depth = agreed
+        votes: dict[int, int] = {}
+        for length, line in ahead:
+            votes[line[depth]] = votes.get(line[depth], 0) + length + depth
+        best = max(votes, key=votes.__getitem__)
+        yield best, votes[best], sum(votes.values())
+        ahead = [(length, line) for length, line in ahead if line[depth] == best]
+        depth += 1
