@@ -3,9 +3,11 @@
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,8 @@ import torch
 _FOLDER: Final = Path(__file__).parent
 _SOURCES: Final = tuple(_FOLDER / name for name in ("ops.cpp", "product.cpp", "quantized.cpp"))
 _HEADERS: Final = (_FOLDER / "vectors.h",)
-_FLAGS: Final = ("-O3", "-march=native", "-std=c++20", "-fPIC", "-fopenmp")
+# -ffp-contract=off: else the compiler fuses multiply-adds in some instances of a template and not in others.
+_FLAGS: Final = ("-O3", "-std=c++20", "-ffp-contract=off", "-fPIC", "-fopenmp")
 
 
 class NativeUnavailable(RuntimeError):
@@ -25,12 +28,10 @@ def build_native(folder: Path | None = None) -> Path:
     """The shared library for these sources, machine and torch; compiled into `folder` (default: the user's cache)
     on first use, in seconds. Several processes may race: each builds its own and the last rename wins.
 
-    Raises NativeUnavailable when there is no compiler or it fails.
+    The variable CXX names the compiler and may go on with flags; "g++ -march=x86-64-v3" builds for other processors
+    than this one. Raises NativeUnavailable when there is no compiler or it fails.
     """
-    wanted = os.environ.get("CXX", "g++")
-    compiler = shutil.which(wanted)
-    if compiler is None:
-        raise NativeUnavailable(f"no C++ compiler {wanted!r} on the path")
+    compiler = _compiler()
     folder = folder or _cache_folder()
     path = folder / f"ops-{_build_key(compiler)}.so"
     if path.exists():
@@ -41,18 +42,34 @@ def build_native(folder: Path | None = None) -> Path:
             os.replace(_compile(compiler, Path(scratch)), path)
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
-        raise NativeUnavailable(f"{compiler} could not build the CPU operations: {detail.strip()[-400:]}") from error
+        raise NativeUnavailable(f"{compiler[0]} could not build the CPU operations: {detail.strip()[-400:]}") from error
     return path
 
 
-def _compile(compiler: str, scratch: Path) -> Path:
+def _compiler() -> tuple[str, ...]:
+    """The command that compiles, with its flags for this processor."""
+    wanted, *flags = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    path = shutil.which(wanted)
+    if path is None:
+        raise NativeUnavailable(f"no C++ compiler {wanted!r} on the path")
+    processor = () if any(flag.startswith(("-march=", "-mcpu=")) for flag in flags) else ("-march=native",)
+    return path, *flags, *processor
+
+
+def _compile(compiler: tuple[str, ...], scratch: Path) -> Path:
     torch_folder = Path(torch.__file__).parent
+    include = f"-I{torch_folder / 'include'}"
     units = [scratch / f"{source.stem}.o" for source in _SOURCES]
-    for source, unit in zip(_SOURCES, units, strict=True):
-        _run(compiler, *_FLAGS, "-c", f"-I{torch_folder / 'include'}", str(source), "-o", str(unit))
+    with ThreadPoolExecutor(len(units)) as pool:
+        jobs = [
+            pool.submit(_run, *compiler, *_FLAGS, "-c", include, str(source), "-o", str(unit))
+            for source, unit in zip(_SOURCES, units, strict=True)
+        ]
+        for job in jobs:
+            job.result()
     library, libraries = scratch / "ops.so", (f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10")
     # Linked without -fopenmp: the symbols then come from the OpenMP that torch has loaded, not from a second one.
-    _run(compiler, "-shared", *map(str, units), *libraries, "-o", str(library))
+    _run(*compiler, "-shared", *map(str, units), *libraries, "-o", str(library))
     return library
 
 
@@ -65,9 +82,9 @@ def _cache_folder() -> Path:
     return Path(root) / "verdraft" / "native"
 
 
-def _build_key(compiler: str) -> str:
+def _build_key(compiler: tuple[str, ...]) -> str:
     texts = [path.read_text() for path in (*_SOURCES, *_HEADERS)]
-    parts = (*texts, " ".join(_FLAGS), compiler, torch.__version__, _cpu_flags())
+    parts = (*texts, " ".join(_FLAGS), " ".join(compiler), torch.__version__, _cpu_flags())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 

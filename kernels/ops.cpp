@@ -2,29 +2,25 @@
 //
 // Every row is computed by the same instructions in the same order whatever rows stand beside it, so a
 // result never depends on the batch, the query length, chunking or threads, bit for bit. Where a function
-// is instantiated for several tile sizes, its only arithmetic is `acc += a * b`, which contracts to one FMA
-// in each of them; everything else that rounds is in functions that are never inlined into a tile size.
+// is instantiated for several tile sizes, its only arithmetic is `mul_add`, the same in each of them.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "vectors.h"
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr int kMaxRows = 12;  // query rows that share one pass over the keys
-constexpr int kSums = 24;     // vectors of sums that fit the registers
-#else
-constexpr int kMaxRows = 8;
-constexpr int kSums = 12;
-#endif
+constexpr int kMaxRows = kRegisters == 32 ? 12 : 8;  // query rows that share one pass over the keys
+constexpr int kSums = kRegisters == 32 ? 24 : 12;    // vectors of sums that fit the registers
 constexpr int kMaxDim = 256;
 constexpr int kBlockGroups = 128 / L;  // a softmax block: key groups of L lanes
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -57,13 +53,13 @@ inline Vec exp2(Vec x) {
   const Vec n = (x + 12582912.0f) - 12582912.0f;  // nearest integer
   const Vec f = x - n;
   Vec y = fill(1.52527338e-5f);
-  y = y * f + 1.54035304e-4f;
-  y = y * f + 1.33335581e-3f;
-  y = y * f + 9.61812911e-3f;
-  y = y * f + 5.55041087e-2f;
-  y = y * f + 2.40226507e-1f;
-  y = y * f + 6.93147181e-1f;
-  y = y * f + 1.0f;
+  y = mul_add(y, f, fill(1.54035304e-4f));
+  y = mul_add(y, f, fill(1.33335581e-3f));
+  y = mul_add(y, f, fill(9.61812911e-3f));
+  y = mul_add(y, f, fill(5.55041087e-2f));
+  y = mul_add(y, f, fill(2.40226507e-1f));
+  y = mul_add(y, f, fill(6.93147181e-1f));
+  y = mul_add(y, f, fill(1.0f));
   const IntVec bits = reinterpret_cast<IntVec>(y) + (__builtin_convertvector(n, IntVec) << 23);
   return reinterpret_cast<Vec>(bits);
 }
@@ -126,7 +122,7 @@ void score(Tile& t, const Layer& kv, const Group& group, int g) {
   for (int64_t d = 0; d < kv.dim; ++d, q += R, k += kv.lanes) {
     const Vec key = load(k);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) acc[r] += q[r] * key;
+    for (int r = 0; r < R; ++r) acc[r] = mul_add(fill(q[r]), key, acc[r]);
   }
   for (int r = 0; r < R; ++r) t.scores[r * kBlockGroups + g] = acc[r];
 }
@@ -173,7 +169,7 @@ void weigh(const float* p, Vec* acc, int chunks, int64_t v_stride, const Group* 
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-          for (int i = 0; i < C; ++i) sum[r][i] += p[(r * kBlockGroups + g) * L + j] * value[i];
+          for (int i = 0; i < C; ++i) sum[r][i] = mul_add(fill(p[(r * kBlockGroups + g) * L + j]), value[i], sum[r][i]);
       }
     }
     for (int r = 0; r < R; ++r)
@@ -207,14 +203,11 @@ void attend_block(Tile& t, const Layer& kv, const Group* groups, int count) {
                    t.rows[r].limit - groups[g].start);
 }
 
-using BlockFn = void (*)(Tile&, const Layer&, const Group*, int);
-constexpr BlockFn kAttendBlock[] = {
-    nullptr,         attend_block<1>, attend_block<2>, attend_block<3>, attend_block<4>,
-    attend_block<5>, attend_block<6>, attend_block<7>, attend_block<8>,
-#ifdef __AVX512F__
-    attend_block<9>, attend_block<10>, attend_block<11>, attend_block<12>,
-#endif
-};
+template <size_t... R>
+constexpr auto block_functions(std::index_sequence<R...>) {
+  return std::array{&attend_block<R + 1>...};
+}
+constexpr auto kAttendBlock = block_functions(std::make_index_sequence<kMaxRows>{});  // of a tile's number of rows less 1
 
 __attribute__((noinline)) void begin_tile(Tile& t, const Layer& kv, float scale) {
   for (int r = 0; r < t.count; ++r) {
@@ -250,7 +243,7 @@ void attend_tile(Tile& t, const Layer& kv, const int32_t* pages, int64_t head, f
   int64_t limit = 0, start = 0;
   for (int r = 0; r < t.count; ++r) limit = std::max(limit, t.rows[r].limit);
   Group groups[kBlockGroups];
-  while (int count = next_block(kv, pages, head, limit, start, groups)) kAttendBlock[t.count](t, kv, groups, count);
+  while (int count = next_block(kv, pages, head, limit, start, groups)) kAttendBlock[t.count - 1](t, kv, groups, count);
   end_tile(t, kv);
 }
 

@@ -1,7 +1,8 @@
 // The CPU backend's linear layer: fp32 rows times a packed weight.
 //
 // An output is one chain of multiply-adds over the inputs, from its bias on, in their order. So its bits depend on
-// its row and its weights alone: not on the rows beside it, tile sizes, threads, nor on the vectors' width.
+// its row and its weights alone: not on the rows beside it, tile sizes, threads, nor on the vectors' width (only on
+// whether the processor fuses multiply-adds).
 // A weight [outs, ins] is packed into panels [outs / P, ins, P], read from front to back; missing outs are zeros.
 #include <ATen/Parallel.h>
 
@@ -15,11 +16,7 @@ namespace {
 
 constexpr int V = 2;  // vectors that make a panel's width
 constexpr int P = V * L;
-#ifdef __AVX512F__
-constexpr int kMaxRows = 12;  // their sums, the panel's vectors and a row's number fit the registers
-#else
-constexpr int kMaxRows = 6;
-#endif
+constexpr int kMaxRows = kRegisters == 32 ? 12 : 6;  // their sums, the panel's vectors and a row's number fit the registers
 // Numbers of rows that gain from fetching the next panel early: fewer do nothing but read, which the processor
 // foresees by itself; more compute for so long that a panel's first reading no longer counts.
 constexpr int kFetchFrom = 7, kFetchTo = 24;
@@ -49,7 +46,7 @@ void tile(const Product& p, const float* x, const float* panel, const Vec* bias,
     for (int v = 0; v < V; ++v) weights[v] = load(panel + v * L);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sums[r][v] += x[r * stride + k] * weights[v];
+      for (int v = 0; v < V; ++v) sums[r][v] = mul_add(fill(x[r * stride + k]), weights[v], sums[r][v]);
   }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) store_some(out + r * p.outs + v * L, sums[r][v], lanes - v * L);

@@ -6,9 +6,6 @@
 // finds for the expanded weights.
 // A weight [outs, ins] is packed into panels [outs / P, ins / 32, one group of P outs], read from front to back.
 #include <ATen/Parallel.h>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 
 #include <algorithm>
 #include <array>
@@ -21,11 +18,7 @@ namespace {
 constexpr int V = 2;  // vectors that make a panel's width
 constexpr int P = V * L;
 constexpr int kGroup = 32;  // inputs that share a scale
-#ifdef __AVX512F__
-constexpr int kMaxRows = 12;  // their sums and the panel's vectors fit the registers
-#else
-constexpr int kMaxRows = 4;
-#endif
+constexpr int kMaxRows = kRegisters == 32 ? 12 : 4;  // their sums and the panel's vectors fit the registers
 
 // The compiler's own conversions from narrower vectors go element by element.
 inline Vec widen(const uint16_t* halves) {
@@ -75,7 +68,7 @@ struct Int4 {
   Vec weight(int64_t k, int v) const {
     typedef int32_t Unaligned __attribute__((vector_size(L * 4), aligned(4), may_alias));
     const IntVec word = *reinterpret_cast<const Unaligned*>(words + k / 8 * P + v * L);
-    return lowest_nibbles(word >> static_cast<int32_t>(k % 8 * 4)) * scale[v] + minimum[v];
+    return mul_add(lowest_nibbles(word >> static_cast<int32_t>(k % 8 * 4)), scale[v], minimum[v]);
   }
 };
 
@@ -114,7 +107,7 @@ void tile(const Product& p, const float* x, const uint8_t* groups, const Vec* bi
     for (int v = 0; v < V; ++v) weights[v] = group.weight(k, v);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < V; ++v) sums[r][v] += x[r * stride + k] * weights[v];
+      for (int v = 0; v < V; ++v) sums[r][v] = mul_add(fill(x[r * stride + k]), weights[v], sums[r][v]);
   };
   int64_t left = p.ins;
   for (; left >= kGroup; left -= kGroup, groups += Group::kBytes, x += kGroup) {

@@ -1,15 +1,32 @@
 // Float vectors of this processor's width in GCC's vector extensions, so that one source serves every processor.
+//
+// The build forbids the compiler to contract products and sums by itself: it does so in one instance of a template and
+// not in the next. Where a result may depend on it, `mul_add` says what happens.
 #pragma once
+
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include <cstdint>
 #include <cstring>
 
 namespace {
 
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 constexpr int L = 16;  // float lanes of a vector
-#else
+constexpr int kRegisters = 32;
+#elif defined(__AVX__)
 constexpr int L = 8;
+constexpr int kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int L = 4;
+constexpr int kRegisters = 32;
+#else
+constexpr int L = 4;
+constexpr int kRegisters = 16;
 #endif
 
 typedef float Vec __attribute__((vector_size(L * 4)));
@@ -18,7 +35,20 @@ typedef int32_t IntVec __attribute__((vector_size(L * 4)));
 
 inline Vec load(const float* p) { return *reinterpret_cast<const VecU*>(p); }
 inline void store(float* p, Vec x) { *reinterpret_cast<VecU*>(p) = x; }
-inline Vec fill(float x) { return Vec{} + x; }
+inline Vec fill(float x) { return x - Vec{}; }  // costs nothing, and -0 stays -0
+
+// a * b + c, rounded once where the processor can and twice elsewhere, in every place alike.
+inline Vec mul_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+  return vfmaq_f32(c, a, b);
+#else
+  return a * b + c;
+#endif
+}
 
 inline Vec load_some(const float* p, int64_t n) {  // lanes from n on are 0
   if (n >= L) return load(p);

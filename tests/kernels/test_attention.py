@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, Kernels
-from verdraft.kernels.cpu import CpuKernels
-from verdraft.kernels.portable import PortableOps
 from verdraft.kernels.torch_ref import TorchKernels
 
 CPU = torch.device("cpu")
@@ -116,22 +114,6 @@ def oracle(case: Case, inputs: Inputs) -> Tensor:
             out.append(torch.einsum("hgk,khd->hgd", scores.softmax(-1), v[:seen].double()).flatten(0, 1))
             row += 1
     return torch.stack(out)
-
-
-@pytest.fixture(params=["torch", "native", "portable"])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return make_kernels(request.param)
-
-
-@pytest.fixture(params=["native", "portable"])
-def exact(request: pytest.FixtureRequest) -> Kernels:
-    return make_kernels(request.param)
-
-
-def make_kernels(name: str) -> Kernels:
-    if name == "torch":
-        return TorchKernels()
-    return CpuKernels() if name == "native" else CpuKernels(PortableOps())
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

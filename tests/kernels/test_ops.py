@@ -9,24 +9,10 @@ from torch import Tensor
 
 from verdraft.kernels.base import Kernels
 from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.native import NativeOps
 from verdraft.kernels.portable import PortableOps
-from verdraft.kernels.torch_ref import TorchKernels
 
 WIDTHS = (8, 40, 576, 577, 4096)
-
-
-@pytest.fixture(params=["torch", "native", "portable"])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    return TorchKernels() if request.param == "torch" else make_exact(request.param)
-
-
-@pytest.fixture(params=["native", "portable"])
-def exact(request: pytest.FixtureRequest) -> Kernels:
-    return make_exact(request.param)
-
-
-def make_exact(name: str) -> Kernels:
-    return CpuKernels() if name == "native" else CpuKernels(PortableOps())
 
 
 @pytest.fixture
@@ -138,8 +124,8 @@ def test_a_write_touches_its_slots_only(exact: Kernels) -> None:
         assert torch.equal(pages[pages != 0].sort().values, values.flatten().sort().values)
 
 
-def test_fallback_is_close_to_native() -> None:
+def test_fallback_is_close_to_native(native: NativeOps) -> None:
     x = randn(17, 576) * 3
-    native, portable = row_ops(make_exact("native"), 576), row_ops(make_exact("portable"), 576)
-    for name, op in native.items():
+    portable = row_ops(CpuKernels(PortableOps()), 576)
+    for name, op in row_ops(CpuKernels(native), 576).items():
         torch.testing.assert_close(op(x), portable[name](x), rtol=2e-6, atol=4e-6, msg=name)

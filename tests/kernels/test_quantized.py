@@ -8,7 +8,6 @@ from torch import Tensor
 
 from verdraft.kernels.base import KernelUnavailable
 from verdraft.kernels.blocks import Bits, Quantization, choose_blocks, quantize
-from verdraft.kernels.build import build_native
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.kernels.cpu import FEW_ROWS, CpuKernels, TwoPacks
 from verdraft.kernels.native import NativeBlocks, NativeOps
@@ -32,11 +31,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def native() -> NativeOps:
-    return NativeOps(build_native())
 
 
 def make_layer(ins: int, outs: int) -> tuple[Tensor, Tensor, Tensor]:

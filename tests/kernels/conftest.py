@@ -1,0 +1,54 @@
+"""The backends under test: torch, the portable operations, and the C++ for this processor and for older ones."""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from verdraft.kernels.base import Kernels
+from verdraft.kernels.build import build_native
+from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.native import NativeOps
+from verdraft.kernels.portable import PortableOps
+from verdraft.kernels.torch_ref import TorchKernels
+
+
+def older_processors() -> list[str]:
+    """The -march of older processors whose code runs here: x86-64 without AVX, and with AVX2."""
+    info = Path("/proc/cpuinfo")
+    words = set(info.read_text().split()) if info.exists() else set()
+    return [march for march, flag in (("x86-64", "lm"), ("x86-64-v3", "avx2")) if flag in words]
+
+
+NATIVE = ["native", *older_processors()]
+
+
+@cache
+def native_ops(processor: str) -> NativeOps:
+    if processor == "native":
+        return NativeOps(build_native())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", f"{os.environ.get('CXX', 'g++')} -march={processor}")
+        return NativeOps(build_native())
+
+
+def make_kernels(name: str) -> Kernels:
+    if name == "torch":
+        return TorchKernels()
+    return CpuKernels(PortableOps() if name == "portable" else native_ops(name))
+
+
+@pytest.fixture(params=NATIVE)
+def native(request: pytest.FixtureRequest) -> NativeOps:
+    return native_ops(request.param)
+
+
+@pytest.fixture(params=["portable", *NATIVE])
+def exact(request: pytest.FixtureRequest) -> Kernels:
+    return make_kernels(request.param)
+
+
+@pytest.fixture(params=["torch", "portable", *NATIVE])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return make_kernels(request.param)
