@@ -17,9 +17,10 @@ from verdraft.server.routes_generate import DIALECTS, GenerateEndpoint
 from verdraft.server.routes_meta import MetaRoutes
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings
+from verdraft.server.tracing import Tracer
 
 
-def build_app(settings: Settings, lifecycle: Lifecycle[Service]) -> ASGIApp:
+def build_app(settings: Settings, lifecycle: Lifecycle[Service], tracer: Tracer) -> ASGIApp:
     """Answers from the first moment on; what needs the model says 503 `loading` until the lifecycle is ready."""
     metrics = Metrics(lambda: lifecycle.service.engine.counters() if lifecycle.service else None)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -29,8 +30,7 @@ def build_app(settings: Settings, lifecycle: Lifecycle[Service]) -> ASGIApp:
         endpoint = GenerateEndpoint(dialect, lifecycle, metrics, settings.max_body_bytes, settings.request_timeout)
         app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))
     _handle_errors(app, metrics)
-    key = settings.api_key.get_secret_value() if settings.api_key else None
-    return wrap(app, key, metrics.error)
+    return wrap(app, settings.api_keys(), metrics.error, tracer)
 
 
 def _handle_errors(app: FastAPI, metrics: Metrics) -> None:

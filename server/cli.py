@@ -1,11 +1,11 @@
 """The `verdraft` command. What is heavy is imported inside the commands, so that --help is quick."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Callable, Sequence
 
 import verdraft
+from verdraft.server.logs import set_up_logs
 from verdraft.server.settings import Parser, SettingsError, add_flags, resolve_settings
 
 Command = Callable[[argparse.Namespace], None]
@@ -41,11 +41,7 @@ def _parser() -> Parser:
 
 def _serve(arguments: argparse.Namespace) -> None:
     settings = resolve_settings({name: value for name, value in vars(arguments).items() if name != "command"})
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    for chatty in ("uvicorn", "httpx"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    set_up_logs(settings.log_level, settings.log_format)
     from verdraft.server.build import build_service
     from verdraft.server.serve import run
 

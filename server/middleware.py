@@ -3,11 +3,12 @@
 Plain ASGI throughout, so that a streamed answer is never buffered or copied.
 """
 
+import hashlib
 import hmac
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,7 +16,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verdraft.server.errors import ApiError, invalid_api_key
+from verdraft.server.logs import REQUEST_ID
 from verdraft.server.responses import error_response, unexpected
+from verdraft.server.tracing import NoTracer, Tracer
 
 logger = logging.getLogger("verdraft.server")
 
@@ -27,15 +30,19 @@ EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "WWW-Authenticate")
 class RequestIds:
     """Outermost: labels the response, and writes the one line that each request gets in the log."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self.app = app
+        self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         request_id = usable_request_id(Headers(scope=scope).get("x-request-id"))
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id
+        label = REQUEST_ID.set(request_id)
+        quiet = scope["path"] in OPEN_PATHS
+        tracer = NoTracer() if quiet else self.tracer
+        span = tracer.begin(scope["method"], scope["path"], Headers(scope=scope), request_id)
         started = time.monotonic()
 
         async def labelled(message: Message) -> None:
@@ -47,7 +54,9 @@ class RequestIds:
         try:
             await self.app(scope, receive, labelled)
         finally:
-            _log(scope, time.monotonic() - started)
+            _log(scope, time.monotonic() - started, logging.DEBUG if quiet else logging.INFO)
+            span.finish(state.get("status"), state.get("outcome"))
+            REQUEST_ID.reset(label)
 
 
 def usable_request_id(value: str | None) -> str:
@@ -57,20 +66,15 @@ def usable_request_id(value: str | None) -> str:
     return uuid.uuid4().hex
 
 
-def _log(scope: Scope, seconds: float) -> None:
-    """Counts only: never a prompt, an output, a query string or a header but the request id."""
+def _log(scope: Scope, seconds: float, level: int) -> None:
+    """Counts only: never a prompt, an output, a query string or a header."""
     state = scope["state"]
-    quiet = scope["path"] in OPEN_PATHS
-    logger.log(
-        logging.DEBUG if quiet else logging.INFO,
-        "request %r: %s %r -> %s in %.3f s%s",
-        state["request_id"],
-        scope["method"],
-        scope["path"][:80],
-        state.get("status", "no answer"),
-        seconds,
-        state.get("counts", ""),
-    )
+    method, path, status = scope["method"], scope["path"][:80], state.get("status")
+    outcome = state["outcome"].fields() if "outcome" in state else {}
+    fields = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4)} | outcome
+    counts = "".join(f", {name}={value}" for name, value in outcome.items())
+    answer = "no answer" if status is None else status
+    logger.log(level, "%s %r -> %s in %.3f s%s", method, path, answer, seconds, counts, extra={"fields": fields})
 
 
 class Errors:
@@ -104,9 +108,9 @@ class ApiKeys:
     Anthropic's clients say `x-api-key: <key>` instead, which counts on their path.
     """
 
-    def __init__(self, app: ASGIApp, key: str) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self.app = app
-        self.key = key.encode()
+        self.digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS" and not self._allowed(scope):
@@ -119,12 +123,20 @@ class ApiKeys:
         given = [key.strip()] if scheme.lower() == "bearer" else []
         if scope["path"] == "/v1/messages":
             given.append(headers.get("x-api-key", ""))
-        return any(hmac.compare_digest(each.encode("latin-1"), self.key) for each in given)
+        return sum(self._known(_digest(each.encode("latin-1"))) for each in given) > 0
+
+    def _known(self, digest: bytes) -> bool:
+        """In a time that says nothing about the keys: all are compared, and by digests of one length."""
+        return sum(hmac.compare_digest(digest, each) for each in self.digests) > 0
 
 
-def wrap(app: ASGIApp, api_key: str | None, count: Callable[[ApiError], None]) -> ASGIApp:
-    """The whole stack around `app`, innermost first."""
-    wrapped: Any = ApiKeys(app, api_key) if api_key else app
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def wrap(app: ASGIApp, api_keys: Sequence[str], count: Callable[[ApiError], None], tracer: Tracer) -> ASGIApp:
+    """The whole stack around `app`, innermost first. Without keys everybody may ask."""
+    wrapped: Any = ApiKeys(app, api_keys) if api_keys else app
     wrapped = Errors(wrapped, count)
     wrapped = CORSMiddleware(
         wrapped,
@@ -134,4 +146,4 @@ def wrap(app: ASGIApp, api_key: str | None, count: Callable[[ApiError], None]) -
         allow_private_network=True,
         expose_headers=EXPOSED_HEADERS,
     )
-    return RequestIds(wrapped)
+    return RequestIds(wrapped, tracer)

@@ -1,6 +1,6 @@
 """What a request used and how its speculation went (HTTP contract, sections 7 and 9), summed over its choices."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ class Report:
     reasoning_tokens: int = 0
     num_steps: int = 0
     sources: dict[Source, SourceStats] = field(default_factory=dict)
+    summaries: list[Summary] = field(default_factory=list)  # in the order in which the choices ended
 
     @property
     def prompt_tokens(self) -> int:
@@ -29,6 +30,7 @@ class Report:
 
     def add(self, index: int, summary: Summary, reasoning_tokens: int) -> None:
         """`index` is the response's choice index; a prompt's first choice speaks for its cached tokens."""
+        self.summaries.append(summary)
         self.reasoning_tokens += reasoning_tokens
         self.completion_tokens += summary.num_output_tokens
         if index % self.n == 0:
@@ -59,20 +61,24 @@ class Report:
 
     def speculation(self) -> dict[str, Any]:
         """The `speculation` object."""
-        drafted = sum(stats.num_draft_tokens for stats in self.sources.values())
-        accepted = sum(stats.num_accepted_tokens for stats in self.sources.values())
-        return {
-            "mode": self.mode,
-            "num_spec_steps": self.num_steps,
-            "num_draft_tokens": drafted,
-            "num_accepted_draft_tokens": accepted,
-            "mean_acceptance_length": 1.0 + (accepted / self.num_steps if self.num_steps else 0.0),
-            "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-            "sources": {
-                source: {
-                    "num_draft_tokens": stats.num_draft_tokens,
-                    "num_accepted_draft_tokens": stats.num_accepted_tokens,
-                }
-                for source, stats in self.sources.items()
-            },
-        }
+        return {"mode": self.mode} | acceptance(self.num_steps, self.sources)
+
+
+def acceptance(num_steps: int, sources: Mapping[Source, SourceStats]) -> dict[str, Any]:
+    """How drafts went, in all and by source."""
+    drafted = sum(stats.num_draft_tokens for stats in sources.values())
+    accepted = sum(stats.num_accepted_tokens for stats in sources.values())
+    return {
+        "num_spec_steps": num_steps,
+        "num_draft_tokens": drafted,
+        "num_accepted_draft_tokens": accepted,
+        "mean_acceptance_length": 1.0 + (accepted / num_steps if num_steps else 0.0),
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "sources": {
+            source: {
+                "num_draft_tokens": stats.num_draft_tokens,
+                "num_accepted_draft_tokens": stats.num_accepted_tokens,
+            }
+            for source, stats in sources.items()
+        },
+    }

@@ -18,6 +18,7 @@ from verdraft.server.exchange import Exchange
 from verdraft.server.generation import Generation
 from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.metrics import Metrics
+from verdraft.server.outcome import Outcome
 from verdraft.server.prepare import (
     Prepare,
     Prepared,
@@ -91,7 +92,7 @@ class GenerateEndpoint:
             exchange.settle("error")
             raise
         finally:
-            scope["state"]["counts"] = _counts(exchange)
+            scope["state"]["outcome"] = Outcome(generation.id, service.limits.model, exchange.reason, exchange.report)
 
     async def _prepare(self, scope: Scope, service: Service, body: bytes) -> Prepared:
         content_type = Headers(scope=scope).get("content-type")
@@ -130,8 +131,3 @@ class GenerateEndpoint:
 
 async def _never_received() -> dict[str, str]:
     raise AssertionError("a plain response reads nothing")
-
-
-def _counts(exchange: Exchange) -> str:
-    report = exchange.report
-    return f", prompt_tokens={report.prompt_tokens}, completion_tokens={report.completion_tokens}, {exchange.reason}"

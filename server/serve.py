@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.protocol import Protocol
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings, SettingsError
+from verdraft.server.tracing import make_tracer
 
 logger = logging.getLogger("verdraft.server")
 
@@ -56,7 +58,8 @@ def run(settings: Settings, load: Callable[[], Service]) -> None:
 async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Service]) -> None:
     lifecycle: Lifecycle[Service] = Lifecycle()
     lifecycle.install_signals()
-    server = Server(_config(build_app(settings, lifecycle)))
+    tracer = make_tracer(os.environ)
+    server = Server(_config(build_app(settings, lifecycle, tracer)))
     serving = asyncio.create_task(server.serve([sock]))
     try:
         service = await _in_passing_thread(load)
@@ -69,6 +72,7 @@ async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Servi
     finally:
         server.should_exit = True
         await serving
+        await asyncio.to_thread(tracer.close)
 
 
 async def _in_passing_thread(load: Callable[[], Service]) -> Service:

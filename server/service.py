@@ -1,6 +1,7 @@
 """What answers requests once the model is loaded: the engine, the text side and the numbers that clients may see."""
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ class TextWorkers:
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(*args, **kwargs)` in a thread; `size` is the length of the body it works on."""
         pool = self._short if size <= SMALL_BODY else self._long
-        return await asyncio.get_running_loop().run_in_executor(pool, lambda: work(*args, **kwargs))
+        context = contextvars.copy_context()  # the log of the work is the request's
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, lambda: context.run(work, *args, **kwargs))
 
     def close(self) -> None:
         """Start nothing more."""

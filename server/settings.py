@@ -33,7 +33,10 @@ class Settings(BaseSettings):
     ] = None
     host: Annotated[str, Field(min_length=1, description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on; 0: any free one")] = 8000
-    api_key: Annotated[SecretStr | None, Field(min_length=1, description="key that clients must send")] = None
+    api_key: Annotated[
+        SecretStr | None,
+        Field(min_length=1, description="key that clients must send; several with commas; @FILE: one a line"),
+    ] = None
     max_model_len: Annotated[
         int | None, Field(ge=2, description="longest prompt and output together, in tokens; default: the model's")
     ] = None
@@ -69,6 +72,7 @@ class Settings(BaseSettings):
         float, Field(ge=0, allow_inf_nan=False, description="seconds that running requests get after SIGTERM")
     ] = 30.0
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Field(description="least level to log")] = "info"
+    log_format: Annotated[Literal["text", "json"], Field(description="lines for people, or JSON objects")] = "text"
     config: Annotated[Path | None, Field(description="YAML file with these settings")] = None
 
     @model_validator(mode="after")
@@ -81,6 +85,17 @@ class Settings(BaseSettings):
                 "are computed beside the sequences that decode"
             )
         return self
+
+    def api_keys(self) -> tuple[str, ...]:
+        """Every key that opens the server; none: no key is needed. Raises SettingsError, which shows no key."""
+        if self.api_key is None:
+            return ()
+        given = self.api_key.get_secret_value()
+        keys = _keys_of_file(Path(given[1:])) if given.startswith("@") else given.split(",")
+        keys = [key.strip() for key in keys]
+        if not all(keys) or not all(key.isascii() and key.isprintable() and " " not in key for key in keys):
+            raise SettingsError("--api-key: a key must be printable ASCII without spaces, and none may be empty")
+        return tuple(keys)
 
     @classmethod
     def settings_customise_sources(
@@ -95,6 +110,18 @@ class Settings(BaseSettings):
         if not path:
             return init_settings, env_settings
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls, yaml_file=path)
+
+
+def _keys_of_file(path: Path) -> list[str]:
+    """One a line; empty lines and lines that begin with # count for nothing."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--api-key: cannot read {str(path)!r} ({type(error).__name__})") from None
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        raise SettingsError(f"--api-key: there is no key in {str(path)!r}")
+    return keys
 
 
 class Parser(argparse.ArgumentParser):

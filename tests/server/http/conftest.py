@@ -23,6 +23,7 @@ from verdraft.server.requests import Limits
 from verdraft.server.service import Service, Text, TextWorkers
 from verdraft.server.settings import Settings
 from verdraft.server.tokenizer import TextTokenizer
+from verdraft.server.tracing import NoTracer, Tracer
 
 CONFIG = EngineConfig(max_model_len=200, num_blocks=64)
 
@@ -127,7 +128,9 @@ def stage(byte_level_folder: Path, tmp_path: Path) -> MakeStage:
     """async with stage(loaded=True, template=None, **settings) as s: ..."""
 
     @asynccontextmanager
-    async def make(loaded: bool = True, template: str | None = None, **settings: Any) -> AsyncIterator[Stage]:
+    async def make(
+        loaded: bool = True, template: str | None = None, tracer: Tracer | None = None, **settings: Any
+    ) -> AsyncIterator[Stage]:
         folder = byte_level_folder
         if template is not None:
             folder = tmp_path
@@ -142,7 +145,7 @@ def stage(byte_level_folder: Path, tmp_path: Path) -> MakeStage:
         service = Service(limits, CONFIG, text, engine, workers, created=7)  # type: ignore[arg-type]
         if loaded:
             lifecycle.ready(service)
-        made = Stage(engine, lifecycle, build_app(Settings(**settings), lifecycle))
+        made = Stage(engine, lifecycle, build_app(Settings(**settings), lifecycle, tracer or NoTracer()))
         async with made.client:
             yield made
         workers.close()

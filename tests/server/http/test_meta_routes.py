@@ -1,9 +1,17 @@
 """Everything around generation: health, keys, CORS, request ids, bodies, unknown paths."""
 
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from verdraft.server.logs import set_up_logs
+from verdraft.server.tokenizer import TextTokenizer
 
 ERROR_KEYS = {"message", "type", "param", "code"}
 
@@ -84,6 +92,16 @@ async def test_wrong_keys(stage: Any, header: str | None) -> None:
             assert (await s.client.get(path, headers=headers)).status_code == 200
 
 
+async def test_any_of_several_keys_opens(stage: Any, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("# ours\nsk-one\n\nsk-two\n")
+    tried = ("sk-one", "sk-two", "sk-three", "", "sk-one, sk-two", "# ours", "sk-\u00fc")
+    for given in ("sk-one, sk-two", f"@{tmp_path}/keys"):
+        async with stage(api_key=given) as s:
+            headers = [{"authorization": f"Bearer {key}".encode("latin-1")} for key in tried]
+            found = [(await s.client.get("/version", headers=each)).status_code for each in headers]
+        assert found == [200, 200, 401, 401, 401, 401, 401]
+
+
 async def test_cors(stage: Any) -> None:
     ask = {"origin": "http://a.test", "access-control-request-method": "POST"}
     async with stage(api_key="sk-secret") as s:
@@ -118,14 +136,51 @@ async def test_bodies_over_the_limit(stage: Any) -> None:
         assert s.engine.requests == []
 
 
-async def test_one_log_line_without_secrets(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    async with stage(api_key="sk-secret") as s:
-        headers = {"authorization": "Bearer sk-secret", "x-request-id": "label-1"}
-        await s.client.post("/v1/completions?q=plumduff", json={"prompt": "plumduff"}, headers=headers)
-    lines = [record.getMessage() for record in caplog.records if record.name == "verdraft.server"]
+@pytest.mark.parametrize("format", ["text", "json"])
+async def test_one_log_line_without_secrets(stage: Any, format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_as(format):
+        async with stage(api_key="sk-secret") as s:
+            headers = {"authorization": "Bearer sk-secret", "x-request-id": "label-1"}
+            await s.client.post("/v1/completions?q=plumduff", json={"prompt": "plumduff"}, headers=headers)
+            await s.client.get("/health")
+    lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert "label-1" in lines[0]
-    assert "completion_tokens=" in lines[0]
-    assert "plumduff" not in lines[0]
-    assert "sk-secret" not in lines[0]
+    for shown in ("label-1", "POST", "/v1/completions", "200", "completion_tokens", "first_token_seconds", "cmpl-"):
+        assert shown in lines[0]
+    for secret in ("plumduff", "sk-secret", "Hello"):
+        assert secret not in lines[0]
+    if format == "json":
+        line = json.loads(lines[0])
+        assert (line["request_id"], line["status"], line["finish_reason"]) == ("label-1", 200, "stop")
+        assert line["prompt_tokens"] > 0
+
+
+async def test_what_fails_in_a_worker_thread_is_logged_with_the_request(
+    stage: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        logging.getLogger("some.library").warning("from a thread")
+        raise RuntimeError("plum" + "duff")
+
+    monkeypatch.setattr(TextTokenizer, "encode_prompt", fail)
+    with logging_as("json"):
+        async with stage() as s:
+            answer = await s.client.post("/v1/completions", json={"prompt": "x"}, headers={"x-request-id": "label-2"})
+    assert error_of(answer) == (500, "internal_error")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["request_id"] for line in lines] == ["label-2"] * 3
+    assert "plumduff" not in json.dumps(lines)
+
+
+@contextmanager
+def logging_as(format: Any) -> Iterator[None]:
+    """The root logger as the command sets it up."""
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    root.handlers = []
+    try:
+        set_up_logs("info", format)
+        yield
+    finally:
+        root.handlers = handlers
+        root.setLevel(level)

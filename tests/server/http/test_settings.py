@@ -58,6 +58,7 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyt
         (["--max-num-seqs", "9", "--max-batch-tokens", "17"], "--max-batch-tokens"),
         (["--request-timeout", "nan"], "--request-timeout"),
         (["--api-key", ""], "--api-key"),
+        (["--log-format", "xml"], "--log-format"),
         (["--config", "/no/such/file"], "--config"),
         (["one", "two"], "two"),
         (["--port"], "--port"),
@@ -86,6 +87,15 @@ def test_a_refusal_never_shows_the_value(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(SettingsError) as refused:
         parse_flags(["--config", str(tmp_path / "s.yaml")])
     assert "sk-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("given", ["sk-secret,", "sk secret", "sk-\u00fc", "@/no/such/file", "@{empty}"])
+def test_bad_keys(given: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("# none yet\n")
+    settings = parse_flags(["--api-key", given.replace("{empty}", str(tmp_path / "empty"))])
+    with pytest.raises(SettingsError, match="--api-key") as refused:
+        settings.api_keys()
+    assert "secret" not in str(refused.value)
 
 
 def test_every_mode_of_the_engine_is_a_value_of_the_flag() -> None:
