@@ -1,5 +1,6 @@
 """Tensors of a Hugging Face folder's safetensors files, mapped and converted one at a time. Knows no layer."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -70,3 +71,17 @@ def _shards(folder: Path) -> list[Path]:
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelError(f"{index} is not an index of safetensors files") from error
     return [folder / name for name in names]
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells one set of weights from another: a digest of every tensor's name, shape, type and first values."""
+    digest = hashlib.sha256()
+    files = {file: _open(file) for file in _shards(folder)}
+    owners = {name: handle for handle in files.values() for name in handle.keys()}  # noqa: SIM118
+    for name, handle in sorted(owners.items()):
+        part = handle.get_slice(name)
+        shape = part.get_shape()
+        first = part[:1] if len(shape) > 1 else part[:64]
+        digest.update(f"{name} {shape} {part.get_dtype()} ".encode())
+        digest.update(first.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
