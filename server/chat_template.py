@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 
 from verdraft.model.errors import ModelError
 from verdraft.server.errors import ApiError, invalid_value
@@ -53,6 +53,7 @@ class ChatTemplate:
             raise ModelError(f"the chat template does not compile: {error}") from error
         self.thinks = CLOSE in sources.get("default", "")
         self._knows_tools = "tool" in sources.get("tool_use", sources.get("default", DEFAULT_TEMPLATE))
+        self._text_arguments = self._knows_tools and _wants_text_arguments(self._with_tools)
         names = {name: special_token(tokenizer.config, name) for name in _SPECIAL_NAMES}
         self._constants = {name: text for name, text in names.items() if text}
         self._alphabet = sorted({char for text in tokenizer.control_texts for char in text if not char.isspace()})
@@ -84,7 +85,8 @@ class ChatTemplate:
     def _values(self, prompt: ChatPrompt) -> Values:
         """Messages and tools as templates expect them; control text in object keys cannot be disguised."""
         known = self._knows_tools
-        messages = [_parsed_arguments(m) if known else m for m in describe_tool_turns(prompt.messages, known)]
+        parsed = known and not self._text_arguments
+        messages = [_parsed_arguments(m) if parsed else m for m in describe_tool_turns(prompt.messages, known)]
         tools = list(prompt.tools) if prompt.tools and known else None
         for name, value in (("messages", messages), ("tools", tools)):
             if any(self._tokenizer.count_controls(key) for key in _keys(value)):
@@ -176,8 +178,23 @@ def _read_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return {"default": template} if isinstance(template, str) else {}
 
 
+def _wants_text_arguments(template: Template) -> bool:
+    """Most templates expect the arguments of a call as an object; a few put JSON text together, and fail on objects."""
+
+    def renders(arguments: Any) -> bool:
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            template.render(messages=[{"role": "user", "content": "x"}, turn], add_generation_prompt=False)
+        except Exception:  # whatever a template raises, it cannot take these arguments
+            return False
+        return True
+
+    return renders("{}") and not renders({})
+
+
 def _parsed_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Templates expect the arguments of a call as an object; text that is none stays as it is."""
+    """With the arguments of calls as objects; text that is none stays as it is."""
     calls = message.get("tool_calls")
     if not calls:
         return message

@@ -146,6 +146,11 @@ def test_a_template_with_tools_gets_them_and_arguments_as_objects(rendered: Any)
     assert found.ids(assistant("", tool_calls=[call("f", '{"a": "<|end|>"}')]), tools=tools).count(END) == 1
 
 
+def test_a_template_that_wants_arguments_as_text_gets_them_so(rendered: Any) -> None:
+    source = "{% for call in messages[-1].tool_calls %}{{ call.function.arguments + '' }}{% endfor %}"
+    assert rendered(source).text(assistant("", tool_calls=[call("f", '{"a":  1}')])) == '{"a":  1}'
+
+
 def test_special_text_in_the_name_of_a_property_is_refused(rendered: Any) -> None:
     with pytest.raises(ApiError) as error:
         rendered(TOOLS).ids(user("x"), tools=[{"type": "function", "function": {"parameters": {"<|end|>": {}}}}])
