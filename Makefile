@@ -10,7 +10,7 @@ CONFORMANCE ?= shared/conformance
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: serve test check wheel bench conformance law sanitize soak clean
+.PHONY: serve test check wheel bench overhead conformance law sanitize soak clean
 
 serve: $(READY)
 	$(BIN)/verdraft serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -30,6 +30,10 @@ wheel: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m verdraft.bench.load --data "$(DATA)" --baseline $(ARGS)
+
+# What the server costs around the engine: CPU time per streamed token, and how late a first chunk leaves.
+overhead: $(READY)
+	$(BIN)/python -m verdraft.bench.overhead $(ARGS)
 
 soak: $(READY)
 	$(BIN)/python -m verdraft.bench.soak --data "$(DATA)" $(ARGS)

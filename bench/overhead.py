@@ -71,6 +71,8 @@ def request(num_tokens: int) -> bytes:
 async def stream(url: str, num_tokens: int) -> Reader:
     """One stream, read to its end."""
     where = urlsplit(url)
+    assert where.hostname is not None
+    assert where.port is not None
     loop = asyncio.get_running_loop()
     _, reader = await loop.create_connection(lambda: Reader(request(num_tokens)), where.hostname, where.port)
     await reader.ended

@@ -32,7 +32,8 @@ def _weights(vocab_size: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+        scale: float = shape[-1] ** -0.5
+        return torch.randn(*shape, generator=generator) * scale
 
     found = {"model.embed_tokens.weight": random(vocab_size, HIDDEN), "model.norm.weight": torch.ones(HIDDEN)}
     for layer in (f"model.layers.{index}." for index in range(LAYERS)):

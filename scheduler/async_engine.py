@@ -28,7 +28,10 @@ Health = Literal["ok", "dead", "stuck"]
 
 
 class SequenceStream:
-    """Async iterator over one sequence's slices; ends after the one with `finish`. Used on one event loop only."""
+    """Async iterator over one sequence's slices; ends after the one with `finish`. Used on one event loop only.
+
+    Who needs no turn of the loop for each slice gives a function to listen() instead.
+    """
 
     def __init__(self, request: Request, abort: Callable[[Request], None]) -> None:
         self.request = request
@@ -37,6 +40,11 @@ class SequenceStream:
         self._arrived = asyncio.Event()
         self.finished = False  # the last slice has arrived, though perhaps not been read
         self._exhausted = False
+        self._take: Callable[[TokenSlice], None] = self._keep
+
+    def listen(self, listener: Callable[[TokenSlice], None]) -> None:
+        """Call `listener` with every slice as it arrives; before the first, and then nothing is left to iterate."""
+        self._take = listener
 
     def __aiter__(self) -> Self:
         return self
@@ -53,8 +61,11 @@ class SequenceStream:
 
     def deliver(self, piece: TokenSlice) -> None:
         """Called on the event loop for every slice."""
-        self._slices.append(piece)
         self.finished = self.finished or piece.finish is not None
+        self._take(piece)
+
+    def _keep(self, piece: TokenSlice) -> None:
+        self._slices.append(piece)
         self._arrived.set()
 
     def abort(self) -> None:
@@ -66,6 +77,7 @@ class SequenceStream:
         """The reader has gone: abort, and never wait for anything."""
         self.abort()
         self._exhausted = True
+        self._take = self._keep
         self._slices.clear()
 
     async def __aenter__(self) -> Self:

@@ -3,7 +3,7 @@
 Streamed and plain answers both go through here; a plain answer is the join of its events.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from verdraft.scheduler.outputs import FinishReason, TokenLogprobs, TokenSlice
@@ -23,9 +23,9 @@ class Entry:
     texts: tuple[str, ...] = ()  # what the token, then each of `top`, adds to the text at this place
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Event:
-    """What was added to a choice."""
+    """What was added to a choice. Not frozen: one is made for every token, and that would take thrice as long."""
 
     index: int
     text: str = ""
@@ -39,6 +39,8 @@ class Event:
 
 def join(events: Sequence[Event]) -> Event:
     """All events of one choice, in order, as one."""
+    if len(events) == 1:
+        return events[0]
     return Event(
         events[0].index,
         "".join(event.text for event in events),
@@ -86,18 +88,25 @@ class ChoiceReader:
         return Event(self.index, text, piece.tokens, tuple(entries), piece.finish, first, said.reasoning, stop)
 
     def _said(self, piece: TokenSlice) -> Said:
-        said = Said()
-        tokens = [piece.tokens] if self.splitter.settled else [(token,) for token in piece.tokens]
-        for some in tokens:
-            inside = self.splitter.inside
-            said += self.splitter.feed(self.assembler.feed(some))
-            self.reasoning_tokens += inside or self.splitter.inside
+        settled = self.splitter.settled
+        said = self.splitter.feed(self.assembler.feed(piece.tokens)) if settled else self._thought(piece.tokens)
         if piece.finish:
             said += self.splitter.feed(self.assembler.finish()) + self.splitter.finish()
         return said
 
-    def _entries(self, tokens: Sequence[int], logprobs: Iterable[TokenLogprobs]) -> list[Entry]:
-        pairs = zip(tokens, logprobs, strict=False)  # no logprobs at all when nobody asked
+    def _thought(self, tokens: Sequence[int]) -> Said:
+        """Token by token, because those within the thoughts are counted."""
+        said = Said()
+        for token in tokens:
+            inside = self.splitter.inside
+            said += self.splitter.feed(self.assembler.feed((token,)))
+            self.reasoning_tokens += inside or self.splitter.inside
+        return said
+
+    def _entries(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> list[Entry]:
+        if not logprobs:  # nobody asked
+            return []
+        pairs = zip(tokens, logprobs, strict=True)
         return [_entry(self._texts, token, one.logprob, one.top) for token, one in pairs]
 
     def _prompt_entries(self, logprobs: Sequence[TokenLogprobs]) -> list[Entry]:

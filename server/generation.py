@@ -7,10 +7,10 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from verdraft.scheduler.async_engine import SequenceStream
-from verdraft.scheduler.errors import EngineError
 from verdraft.scheduler.outputs import TokenSlice
 from verdraft.scheduler.request import Request
 from verdraft.server.errors import ApiError
@@ -23,7 +23,7 @@ Submit = Callable[[Sequence[Request]], list[SequenceStream]]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
     """A slice and the choice it belongs to."""
 
@@ -47,7 +47,7 @@ class Generation:
     started: float = field(default_factory=time.monotonic)
     done: bool = False  # every choice has ended, or one has failed
     _streams: list[SequenceStream] = field(default_factory=list)
-    _pumps: list[asyncio.Task[None]] = field(default_factory=list)
+    _last: dict[int, float] = field(default_factory=dict)  # when a choice's last tokens came
     _pieces: list[Piece] = field(default_factory=list)
     _backlog: int = 0
     _open: int = 0
@@ -82,31 +82,25 @@ class Generation:
             raise self._error
         self._streams = submit(requests)
         self._open = len(self._streams)
-        loop = asyncio.get_running_loop()
-        self._pumps = [loop.create_task(self._pump(i, stream)) for i, stream in enumerate(self._streams)]
+        for index, stream in enumerate(self._streams):
+            stream.listen(partial(self._put, index))
 
-    async def _pump(self, index: int, stream: SequenceStream) -> None:
-        last: float | None = None
-        try:
-            async for piece in stream:
-                last = self._observe(piece, last)
-                self._put(Piece(index, piece))
-        except EngineError as error:
-            self.fail(failed(error.code))
-
-    def _observe(self, piece: TokenSlice, last: float | None) -> float | None:
-        now = time.monotonic()
-        if piece.tokens and last is not None:
-            self.observer.tokens_after(now - last, len(piece.tokens))
-        return now if piece.tokens else last
-
-    def _put(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-        self._backlog += _cost(piece.slice)
-        self._open -= piece.slice.finish is not None
+    def _put(self, index: int, piece: TokenSlice) -> None:
+        self._observe(index, piece)
+        self._pieces.append(Piece(index, piece))
+        self._backlog += _cost(piece)
+        self._open -= piece.finish is not None
         if self.bounded and self._backlog > MAX_BACKLOG:
             self.fail(SlowReader())
         self._arrived.set()
+
+    def _observe(self, index: int, piece: TokenSlice) -> None:
+        if not piece.tokens:
+            return
+        now = time.monotonic()
+        if index in self._last:
+            self.observer.tokens_after(now - self._last[index], len(piece.tokens))
+        self._last[index] = now
 
     async def next(self) -> list[Piece]:
         """Everything that has come since the last call; waits for at least one piece.
@@ -148,11 +142,8 @@ class Generation:
             self._timer.cancel()
         for stream in self._streams:
             await stream.aclose()
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
 
 
 def _cost(piece: TokenSlice) -> int:
     """About how many bytes the slice becomes as JSON, without the prompt's share, which comes once."""
-    return 16 * len(piece.tokens) + sum(100 + 60 * len(entry.top) for entry in piece.logprobs)
+    return 16 * len(piece.tokens) + sum([100 + 60 * len(entry.top) for entry in piece.logprobs])
