@@ -8,7 +8,6 @@ rest is tokenised as ordinary text. Knows no HTTP.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +30,6 @@ DEFAULT_TEMPLATE = (
     "{% if not loop.last or add_generation_prompt %}{{ '\n\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-_PRIVATE_USE = re.compile("[\U000f0000-\U0010fffd]")
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xF0000, 0x10FFFD
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
@@ -58,8 +56,8 @@ class ChatTemplate:
         self._constants = {name: text for name, text in names.items() if text}
         self._alphabet = sorted({char for text in tokenizer.control_texts for char in text if not char.isspace()})
 
-    def encode(self, prompt: ChatPrompt) -> list[int]:
-        """The prompt's ids.
+    def encode(self, prompt: ChatPrompt, check: Callable[[str], None] = lambda text: None) -> list[int]:
+        """The prompt's ids. `check` sees the whole text before it is tokenised, and may raise.
 
         Raises:
             ApiError: 400 `messages` when the template refuses these messages, or fails on them.
@@ -68,6 +66,7 @@ class ChatTemplate:
         strings = "\n".join(_strings(values["messages"]) + _strings(values["tools"]))
         disguise = Disguise.for_text(self._alphabet, strings)
         plain = self._render(prompt, values, disguise, hidden=False)
+        check(plain)
         if not self._tokenizer.control_texts:
             return self._tokenizer.encode(plain, allow_special=True)
         hidden = self._render(prompt, values, disguise, hidden=True)
@@ -135,7 +134,7 @@ class Disguise:
     @classmethod
     def for_text(cls, alphabet: list[str], text: str) -> "Disguise":
         """Raises ApiError when the text uses up all private-use characters."""
-        used = {ord(char) for char in _PRIVATE_USE.findall(text)}
+        used = {ord(char) for char in set(text) if ord(char) >= _FIRST_PRIVATE}
         size = len(alphabet) + 1
         for first in range(_FIRST_PRIVATE, _LAST_PRIVATE - size, size):
             if used.isdisjoint(range(first, first + size)):

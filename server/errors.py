@@ -94,10 +94,11 @@ def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
     return bad_request("unsupported_parameter", param, message or f"'{param}' is not supported by this server")
 
 
-def context_length(param: str, num_tokens: int, max_model_len: int) -> ApiError:
-    """`param` is `messages` or `prompt`."""
+def context_length(param: str, num_tokens: int, max_model_len: int, exact: bool = True) -> ApiError:
+    """`param` is `messages` or `prompt`; not `exact`: there are that many tokens or more."""
+    found = f"{num_tokens}" if exact else f"at least {num_tokens}"
     message = (
-        f"the prompt has {num_tokens} tokens, but the context length is {max_model_len} tokens, "
+        f"the prompt has {found} tokens, but the context length is {max_model_len} tokens, "
         "of which at least one must be left to generate"
     )
     return bad_request("context_length_exceeded", param, message)

@@ -6,6 +6,7 @@ from verdraft.server.errors import (
     array_too_long,
     bad_request,
     below_min,
+    context_length,
     empty_array,
     empty_string,
     invalid_type,
@@ -25,7 +26,7 @@ Prompt: TypeAlias = str | tuple[int, ...]
 def parse_completion(body: Fields, limits: Limits) -> CompletionRequest:
     """Raises ApiError for the first thing that is wrong."""
     model = parse_model(body, limits)
-    prompts = parse_prompts(body, limits.vocab_size)
+    prompts = parse_prompts(body, limits)
     echo = boolean(body, "echo")
     max_tokens = parse_max_tokens(body, "max_tokens", DEFAULT_MAX_TOKENS, 0)
     if max_tokens == 0 and not echo:
@@ -40,7 +41,7 @@ def parse_completion(body: Fields, limits: Limits) -> CompletionRequest:
     return CompletionRequest(model=model, prompts=prompts, options=options, echo=echo)
 
 
-def parse_prompts(body: Fields, vocab_size: int) -> tuple[Prompt, ...]:
+def parse_prompts(body: Fields, limits: Limits) -> tuple[Prompt, ...]:
     """`prompt`: str, [str], [int] or [[int]]."""
     value = body.get("prompt")
     if value is None:
@@ -52,8 +53,8 @@ def parse_prompts(body: Fields, vocab_size: int) -> tuple[Prompt, ...]:
     if isinstance(value[0], str):
         return tuple(_text_prompt(entry) for entry in _batch(value))
     if isinstance(value[0], list):
-        return tuple(_id_prompt(entry, vocab_size) for entry in _batch(value))
-    return (_id_prompt(value, vocab_size),)
+        return tuple(_id_prompt(entry, limits) for entry in _batch(value))
+    return (_id_prompt(value, limits),)
 
 
 def _batch(value: list[Any]) -> list[Any]:
@@ -70,10 +71,12 @@ def _text_prompt(value: Any) -> str:
     return value
 
 
-def _id_prompt(value: Any, vocab_size: int) -> tuple[int, ...]:
+def _id_prompt(value: Any, limits: Limits) -> tuple[int, ...]:
     if value == []:
         raise empty_array("prompt")
-    return parse_token_ids(value, "prompt", vocab_size)
+    if isinstance(value, list) and len(value) >= limits.max_model_len:
+        raise context_length("prompt", len(value), limits.max_model_len)
+    return parse_token_ids(value, "prompt", limits.vocab_size)
 
 
 def parse_tokenize(body: Fields, limits: Limits) -> TokenizeRequest:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from verdraft.scheduler.request import NeverStop, Request, StopCheck
 from verdraft.server.assembler import TextAssembler
 from verdraft.server.choices import ChoiceReader, Echo
+from verdraft.server.errors import context_length
 from verdraft.server.jsonbody import parse_body
 from verdraft.server.parse_chat import parse_chat
 from verdraft.server.parse_completion import parse_completion
@@ -78,33 +79,39 @@ class Prepared:
         return self.assembler() if self.options.stop else NeverStop()
 
 
+MAX_PREDICTION = 16  # characters, for each token of the context: about four times what an output can have
+
 Prepare: TypeAlias = Callable[[bytes, str | None, Text, Limits], Prepared]
 
 
 def prepare_chat(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
     """/v1/chat/completions. Raises ApiError."""
-    return _chat(parse_chat(parse_body(body, content_type), limits), text, "messages")
+    return _chat(parse_chat(parse_body(body, content_type), limits), text, limits, "messages")
 
 
 def prepare_responses(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
     """/v1/responses. Raises ApiError."""
     request = parse_responses_body(parse_body(body, content_type), limits)
-    return _chat(request.chat, text, "input", request.shown)
+    return _chat(request.chat, text, limits, "input", request.shown)
 
 
 def prepare_messages(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
     """/v1/messages. Raises ApiError."""
-    return _chat(parse_messages_body(parse_body(body, content_type), limits), text, "messages")
+    return _chat(parse_messages_body(parse_body(body, content_type), limits), text, limits, "messages")
 
 
-def _chat(request: ChatRequest, text: Text, param: str, shown: Mapping[str, Any] | None = None) -> Prepared:
-    prompt = text.template.encode(request.prompt)
+def _chat(
+    request: ChatRequest, text: Text, limits: Limits, param: str, shown: Mapping[str, Any] | None = None
+) -> Prepared:
+    if len(request.prompt.messages) >= limits.max_model_len:  # each takes a token and more
+        raise context_length(param, len(request.prompt.messages), limits.max_model_len, exact=False)
+    prompt = text.template.encode(request.prompt, lambda rendered: _check_length(rendered, text, limits, param))
     thoughts = partial(Thoughts, leaves_thoughts_open(prompt, text.tokenizer))
     return Prepared(
         options=request.options,
         prompts=(prompt,),
         echoes=(Echo(),),
-        prediction=_prediction(request.options, text),
+        prediction=_prediction(request.options, text, limits),
         stops=StopSet(request.options.stop),
         text=text,
         param=param,
@@ -116,7 +123,7 @@ def _chat(request: ChatRequest, text: Text, param: str, shown: Mapping[str, Any]
 def prepare_completion(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
     """/v1/completions. Raises ApiError."""
     request = parse_completion(parse_body(body, content_type), limits)
-    prompts = tuple(_ids(prompt, text) for prompt in request.prompts)
+    prompts = tuple(_ids(prompt, text, limits) for prompt in request.prompts)
     with_logprobs = request.options.sampling.logprobs is not None
     echoes = (
         Echo(_shown(given, text), ids if with_logprobs else ())
@@ -126,20 +133,32 @@ def prepare_completion(body: bytes, content_type: str | None, text: Text, limits
         options=request.options,
         prompts=prompts,
         echoes=tuple(echoes) if request.echo else (Echo(),) * len(prompts),
-        prediction=_prediction(request.options, text),
+        prediction=_prediction(request.options, text, limits),
         stops=StopSet(request.options.stop),
         text=text,
         param="prompt",
     )
 
 
-def _ids(prompt: str | tuple[int, ...], text: Text) -> Sequence[int]:
-    return text.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
+def _ids(prompt: str | tuple[int, ...], text: Text, limits: Limits) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    _check_length(prompt, text, limits, "prompt")
+    return text.tokenizer.encode_prompt(prompt)
+
+
+def _check_length(prompt: str, text: Text, limits: Limits, param: str) -> None:
+    """Refuse what can never fit without tokenising it, which takes seconds for megabytes."""
+    least = text.tokenizer.least_tokens(prompt)
+    if least >= limits.max_model_len:
+        raise context_length(param, least, limits.max_model_len, exact=False)
 
 
 def _shown(prompt: str | tuple[int, ...], text: Text) -> str:
     return prompt if isinstance(prompt, str) else text.tokenizer.decode(prompt, show_special=True)
 
 
-def _prediction(options: GenerationOptions, text: Text) -> Sequence[int]:
-    return text.tokenizer.encode(options.prediction, allow_special=False) if options.prediction else ()
+def _prediction(options: GenerationOptions, text: Text, limits: Limits) -> Sequence[int]:
+    """Of any length, but no output can have use for more than MAX_PREDICTION characters a token."""
+    used = (options.prediction or "")[: MAX_PREDICTION * limits.max_model_len]
+    return text.tokenizer.encode(used, allow_special=False) if used else ()

@@ -1,24 +1,88 @@
-"""The Jinja environment that chat templates are written for: sandboxed, with the helpers that models' templates use."""
+"""The Jinja environment that chat templates are written for: sandboxed, with the helpers that models' templates use.
+
+A template comes with the model, so it may be bad or hostile: it reaches nothing but its values, and it is stopped when
+it takes too long. What memory it takes is not bounded.
+"""
 
 import json
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+RENDER_SECONDS = 10.0  # for one prompt; four megabytes of messages take two
+MAX_PRODUCT = 1 << 24  # characters or entries of "text" * number
+
+
+class Template:
+    """A compiled template; see compile_template()."""
+
+    def __init__(self, source: str) -> None:
+        self._environment = _environment()
+        self._template = self._environment.from_string(source)
+
+    def render(self, values: Mapping[str, Any], **more: Any) -> str:
+        """Raises jinja2.TemplateError, also after RENDER_SECONDS, and whatever else Python raises inside a template."""
+        self._environment.clock.deadline = time.monotonic() + RENDER_SECONDS
+        return self._template.render(values, **more)
+
 
 def compile_template(source: str) -> Template:
     """Raises jinja2.TemplateError. The result may be rendered in any thread."""
-    environment = ImmutableSandboxedEnvironment(
+    return Template(source)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Looks at the clock in every turn of a loop and every call, and refuses endless arithmetic."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.clock = threading.local()  # .deadline, in time.monotonic() seconds
+        self.filters["_in_time"] = self._in_time
+
+    def _generate(self, source: nodes.Template, *args: Any, **options: Any) -> str:
+        for loop in source.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_in_time", [], [], None, None, lineno=loop.lineno)
+        return super()._generate(source, *args, **options)
+
+    def _in_time(self, entries: Iterable[Any]) -> Iterator[Any]:
+        for entry in entries:
+            self._check()
+            yield entry
+
+    def call(self, context: Any, obj: Any, /, *args: Any, **options: Any) -> Any:
+        self._check()
+        return super().call(context, obj, *args, **options)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise TemplateError("the operator ** is not supported")
+        for many, count in ((left, right), (right, left)):
+            if isinstance(count, int) and hasattr(many, "__len__") and len(many) * count > MAX_PRODUCT:
+                raise TemplateError("a product is too long")
+        return super().call_binop(context, operator, left, right)
+
+    def _check(self) -> None:
+        if time.monotonic() > self.clock.deadline:
+            raise TemplateError(f"it takes longer than {RENDER_SECONDS:g} seconds")
+
+
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
 
 
 class GenerationTag(Extension):

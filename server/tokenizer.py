@@ -6,6 +6,7 @@ in a worker thread: encoding releases the GIL, and nothing changes after constru
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +42,7 @@ class TextTokenizer:
         self.vocab_size = _vocab_size(folder, self._parsing)
         self._bytes = bytes_of_tokens(self._parsing, spec, self.vocab_size, frozenset(self._special_texts))
         self._bos = self._find_bos()
+        self._longest = _longest_token(spec, self._bytes)
 
     @property
     def control_texts(self) -> frozenset[str]:
@@ -59,6 +61,11 @@ class TextTokenizer:
             pieces += [change(text[end : match.start()]), match[0]]
             end = match.end()
         return "".join([*pieces, change(text[end:])])
+
+    def least_tokens(self, text: str) -> int:
+        """A number of ids that `text` has at the least, found at once; 0 where the vocabulary does not tell."""
+        known = self._longest and unicodedata.is_normalized("NFC", text)
+        return len(text) // self._longest if known else 0
 
     def encode(self, text: str, allow_special: bool) -> list[int]:
         """Ids of `text` alone, without BOS; with `allow_special` special-token text becomes special tokens."""
@@ -191,6 +198,32 @@ def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     # NOTE: encode() holds the GIL for as long as it takes; the batch call releases it.
     found: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return found
+
+
+def _longest_token(spec: Mapping[str, Any], token_bytes: Iterable[bytes | None]) -> int:
+    """In bytes; 0 where normalised text may become shorter, or one token stand for any number of characters."""
+    added = spec.get("added_tokens", [])
+    lossless = _keeps_length(spec.get("normalizer")) and _has_every_byte(spec)
+    if not lossless or any(entry["lstrip"] or entry["rstrip"] for entry in added):
+        return 0
+    special = [len(entry["content"].encode()) for entry in added]
+    return max([len(known) for known in token_bytes if known] + special, default=0)
+
+
+def _keeps_length(normalizer: Mapping[str, Any] | None) -> bool:
+    """Whether text in NFC cannot become shorter."""
+    match normalizer:
+        case None | {"type": "NFC" | "Prepend"}:
+            return True
+        case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+            return len(new) >= len(old)
+        case {"type": "Sequence", "normalizers": list(parts)}:
+            return all(_keeps_length(part) for part in parts)
+    return False
+
+
+def _has_every_byte(spec: Mapping[str, Any]) -> bool:
+    return bool(spec["model"].get("byte_fallback")) or "ByteLevel" in json.dumps(spec.get("pre_tokenizer"))
 
 
 def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:

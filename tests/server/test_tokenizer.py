@@ -1,5 +1,6 @@
 """Text to ids and back, byte for byte, for both kinds of vocabulary."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,21 @@ def test_demo_bytes_equal_the_library_s_decode(demo: TextTokenizer) -> None:
     text = "Hello, world! \u00dcn\u00efc\u00f6d\u00e9 \u2014 na\u00efve.\n\tdef f(x): return x 12345 \U0001f600"
     ids = demo.encode(text, allow_special=True)
     assert demo.decode(ids, show_special=True) == text
+
+
+@given(text=st.text() | st.text(alphabet="the <|start>\u00e9") | st.just("<|start|>" * 9))
+def test_the_lower_bound_is_one(byte_level: TextTokenizer, sentencepiece: TextTokenizer, text: str) -> None:
+    for tokenizer in (byte_level, sentencepiece):
+        for special in (True, False):
+            assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text, allow_special=special))
+
+
+def test_the_lower_bound_says_something_where_it_can(byte_level_folder: Path, tmp_path: Path) -> None:
+    assert TextTokenizer(byte_level_folder).least_tokens("x" * 900) == 100  # the longest is <|start|>
+    spec = json.loads((byte_level_folder / "tokenizer.json").read_text())
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": "_"}
+    sequence = {"type": "Sequence", "normalizers": [{"type": "NFC"}, replace]}
+    for normalizer, least in ((sequence, 100), ({**replace, "content": ""}, 0), ({"type": "Lowercase"}, 0)):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(spec | {"normalizer": normalizer}))
+        assert TextTokenizer(tmp_path).least_tokens("x" * 900) == least
+    assert TextTokenizer(byte_level_folder).least_tokens("e\u0301" * 900) == 0  # may be composed to half as many

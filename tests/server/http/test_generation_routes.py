@@ -8,6 +8,7 @@ import pytest
 
 from verdraft.scheduler.errors import EngineDead, QueueFull
 from verdraft.scheduler.outputs import TokenSlice
+from verdraft.server.tokenizer import TextTokenizer
 
 CHAT, COMP = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
@@ -208,6 +209,32 @@ async def test_a_body_that_never_comes_ends_with_the_request(stage: Any, end: st
         await request
     assert sent[0]["status"] == 503
     assert {"timeout": b'"request_timeout"', "drain": b'"draining"'}[end] in sent[1]["body"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMP])
+async def test_what_can_never_fit_is_not_tokenised(stage: Any, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four megabytes once took a worker eleven seconds, and stopped everybody else for up to three of them."""
+    monkeypatch.setattr(TextTokenizer, "encode", lambda *_, **__: pytest.fail("tokenised"))
+    long = "a" * 4_000_000
+    body = {"prompt": long} if path == COMP else {"messages": [{"role": "user", "content": long}]}
+    async with stage() as s:
+        answers = [await s.client.post(path, json=body)]
+        if path == CHAT:
+            answers.append(await s.client.post(path, json={"messages": [{"role": "user", "content": ""}] * 1000}))
+        else:
+            answers.append(await s.client.post(path, json={"prompt": [1] * 1000}))
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == ("prompt" if path == COMP else "messages")
+        assert "200" in error["message"]
+
+
+async def test_a_prediction_is_cut_where_no_output_could_follow_it(stage: Any) -> None:
+    prediction = {"type": "content", "content": "x" * 1_000_000}
+    async with stage() as s:
+        await s.client.post(COMP, json={"prompt": "x", "max_tokens": 9, "prediction": prediction})
+        assert len(s.engine.requests[0].prediction) == 16 * 200
 
 
 async def test_a_bug_is_a_500_without_its_text(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
