@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jinja2 import Template, TemplateError
+from jinja2 import TemplateError
 
 from verdraft.model.errors import ModelError
 from verdraft.server.errors import ApiError, invalid_value
 from verdraft.server.generic_tools import describe_tool_turns
 from verdraft.server.requests import ChatPrompt
-from verdraft.server.template_jinja import compile_template
+from verdraft.server.template_jinja import Template, compile_template
 from verdraft.server.thinking import CLOSE
 from verdraft.server.tokenizer import TextTokenizer, special_token
 
@@ -184,7 +184,7 @@ def _wants_text_arguments(template: Template) -> bool:
         call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": arguments}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            template.render(messages=[{"role": "user", "content": "x"}, turn], add_generation_prompt=False)
+            template.render({"messages": [{"role": "user", "content": "x"}, turn]}, add_generation_prompt=False)
         except Exception:  # whatever a template raises, it cannot take these arguments
             return False
         return True
