@@ -9,6 +9,7 @@ from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 from verdraft.spec.draft import EMPTY
+from verdraft.spec.window import NO_CYCLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,14 @@ class Committer:
         seq.draft = EMPTY
         seq.prompt_logprobs += verified.prompt_logprobs
         if not verified.work.yields:
-            self._advance(seq, verified.work.start + verified.work.num_tokens)
+            self._advance(seq, verified.work.end)
             return None
         decoding = seq.decoding
         kept, finish = self._cut(seq, verified.tokens)
         self._count(verified, decoding, len(kept))
         self._append(seq, kept)
         # The pass computed the last known token and the accepted ones; a recovered or bonus token is not computed yet.
-        self._advance(
-            seq, min(len(seq.tokens), verified.work.start + verified.work.num_tokens - self._rejected(verified))
-        )
+        self._advance(seq, min(len(seq.tokens), verified.work.end - self._rejected(verified)))
         return self._slice(verified, kept, finish)
 
     def _rejected(self, verified: Verified) -> int:
@@ -62,7 +61,7 @@ class Committer:
         seq.drafter.extend(tokens)
 
     def _advance(self, seq: Sequence, computed: int) -> None:
-        seq.computed = [computed] * seq.num_segments
+        seq.settle(computed)
         self.scheduler.remember_blocks(seq)
 
     def _count(self, verified: Verified, decoding: bool, num_kept: int) -> None:
@@ -74,6 +73,16 @@ class Committer:
         if draft.tokens:
             accepted = min(len(verified.tokens) - 1, num_kept)
             self.totals.count_draft(stats, draft.source, len(draft.tokens), accepted)
+            if draft.source == "early_exit":
+                self._learn(verified)
+
+    def _learn(self, verified: Verified) -> None:
+        """Give exits up for a sequence where they agree too seldom with the full model."""
+        seq, draft = verified.work.seq, verified.work.draft
+        seq.agreement.learn(len(draft.tokens), len(verified.tokens) - 1)
+        if seq.agreement.given_up:
+            seq.cycle, seq.request.stats.given_up = NO_CYCLE, True
+            self.totals.exits_given_up += 1
 
     def _count_prompt(self, seq: Sequence) -> None:
         if seq.request.choice == 0:  # the choices of one prompt count it once

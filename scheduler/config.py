@@ -17,6 +17,9 @@ class EngineConfig:
     max_batch_tokens: int = 256  # in one step, decodes, drafts and prefill chunks together; at least two a sequence
     max_draft_len: int = 16
     speculation: Mode = "suffix"  # what "auto" means
+    exit_window: int = 4  # N_i: tokens that exits draft in a cycle (PAPERS 2.3)
+    exit_round: int = 2  # N_d: of these, tokens between two checks at L_i
+    exit_confidence: float = 0.0  # a head that gives its own token less probability stops drafting
     suffix_store_tokens: int = 1_000_000
     eos_token_ids: frozenset[int] = frozenset()
 

@@ -1,12 +1,14 @@
 """Measures what a pass costs on this machine, once, before the first request (DESIGN section 6)."""
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from verdraft.model.exit_head import Exits
 from verdraft.scheduler.runner import Runner, ragged_batch
-from verdraft.spec.spending import CostTable
+from verdraft.spec.spending import CostTable, ExitCosts
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 256  # tokens of context per pass, a typical chat
@@ -14,20 +16,60 @@ REPEATS = 5
 
 
 def measure_costs(runner: Runner, num_blocks: int) -> CostTable:
-    """Seconds of a pass over 1 to 128 tokens, the least of five; writes into the pool, which must be unused yet."""
-    limit = min(CONTEXT, num_blocks * runner.block_size)
-    sizes = tuple(size for size in SIZES if size <= limit)
-    seconds = [min(_time(runner, size, limit) for _ in range(REPEATS)) for size in sizes]
-    # Fewer rows never cost more than many: what looks so is a disturbance, and would forbid every draft.
-    return CostTable(sizes, tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
+    """Seconds of a pass over 1 to 128 tokens; writes into the pool, which must be unused yet."""
+    measure = _Measure(runner, min(CONTEXT, num_blocks * runner.block_size))
+    layers = runner.bounds[-1]
+    return measure.table(lambda size: measure.whole(size, layers))
+
+
+def measure_exits(runner: Runner, num_blocks: int, exits: Exits, full: CostTable) -> ExitCosts:
+    """Seconds of the lower segments and of the heads; `full` are those of whole passes."""
+    measure = _Measure(runner, min(CONTEXT, num_blocks * runner.block_size))
+    draft, check = exits.draft, exits.check
+    return ExitCosts(
+        full=full,
+        lowest=measure.table(lambda size: measure.layers(size, 0, draft.layer)),
+        middle=measure.table(lambda size: measure.layers(size, draft.layer, check.layer)),
+        draft_head=measure.table(lambda size: draft.logits(measure.hidden(size))),
+        check_head=measure.table(lambda size: check.logits(measure.hidden(size))),
+    )
+
+
+class _Measure:
+    """Passes over tokens that mean nothing, `context` tokens from the first to the last."""
+
+    def __init__(self, runner: Runner, context: int) -> None:
+        self.runner, self.model, self.context = runner, runner.model, context
+        self.sizes = tuple(size for size in SIZES if size <= context)
+
+    def table(self, run: Callable[[int], object]) -> CostTable:
+        """The least seconds of five runs at every size."""
+        seconds = [min(_seconds(run, size) for _ in range(REPEATS)) for size in self.sizes]
+        # Fewer rows never cost more than many: what looks so is a disturbance, and would forbid every draft.
+        return CostTable(self.sizes, tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
+
+    def whole(self, size: int, layers: int) -> None:
+        self.model.logits(self.layers(size, 0, layers)).cpu()
+
+    def layers(self, size: int, first: int, last: int) -> torch.Tensor:
+        num, start = np.array([size]), np.array([self.context - size])
+        tables = np.arange(-(-self.context // self.runner.block_size))[None]
+        batch = ragged_batch(num, start, tables, self.runner.block_size, self.model.device)
+        hidden = self.model.forward(self.hidden(size), batch, self.runner.pool, first, last)
+        return self._finish(hidden)
+
+    def hidden(self, size: int) -> torch.Tensor:
+        tokens = torch.zeros(size, dtype=torch.int64, device=self.model.device)
+        return self.model.embed(tokens, torch.arange(size, device=self.model.device))
+
+    def _finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        if hidden.is_cuda:
+            torch.cuda.synchronize(hidden.device)
+        return hidden
 
 
 @torch.inference_mode()
-def _time(runner: Runner, size: int, context: int) -> float:
-    num, start = np.array([size]), np.array([context - size])
-    tables = np.arange(-(-context // runner.block_size))[None]
-    batch = ragged_batch(num, start, tables, runner.block_size, runner.model.device)
+def _seconds(run: Callable[[int], object], size: int) -> float:
     began = time.perf_counter()
-    hidden = runner.forward(torch.zeros(size, dtype=torch.int64, device=runner.model.device), batch)
-    runner.model.logits(hidden).cpu()
+    run(size)
     return time.perf_counter() - began

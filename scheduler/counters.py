@@ -26,6 +26,7 @@ class EngineCounters:
     target_passes: int
     iteration_tokens: int
     suffix_store_tokens: int
+    exits_given_up: int  # sequences whose exits agreed too seldom with the full model
     spec: dict[Source, SourceStats]
     accepted_per_pos: tuple[int, ...]
 
@@ -41,6 +42,7 @@ class Totals:
     corrupted: int = 0
     target_passes: int = 0
     iteration_tokens: int = 0
+    exits_given_up: int = 0
     # Every source from the start: a snapshot from another thread never meets a growing dict.
     spec: dict[Source, SourceStats] = field(default_factory=lambda: {source: SourceStats() for source in SOURCES})
     accepted_per_pos: list[int] = field(default_factory=list)

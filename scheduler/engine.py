@@ -7,45 +7,56 @@ from dataclasses import replace
 
 from verdraft.kernels.chooser import choose_philox
 from verdraft.kernels.sampling import AllTokensMasked, BadLogits
+from verdraft.model.exit_head import Exits
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.costs import measure_costs
 from verdraft.scheduler.counters import EngineCounters, Totals
 from verdraft.scheduler.errors import ContextTooLong
+from verdraft.scheduler.exits import ExitDrafter
 from verdraft.scheduler.faults import inject_before, inject_nan, wants_preemption
 from verdraft.scheduler.outputs import TokenSlice
 from verdraft.scheduler.plan import Work
-from verdraft.scheduler.request import Request
+from verdraft.scheduler.request import Mode, Request
 from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Law, Verified, Verifier
 from verdraft.spec.constraint import ConstraintFailed
-from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
+from verdraft.spec.draft import EMPTY, Draft, Drafter
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, spend
 from verdraft.spec.suffix import SuffixStores
+from verdraft.spec.window import NO_CYCLE, Cycle
 
 logger = logging.getLogger("verdraft.engine")
 
 Output = tuple[Request, TokenSlice]
 DrafterFactory = Callable[[Request], Drafter]
+NO_EXITS = Exits()
 
 
 class Engine:
     """Everything between token ids in and token ids out. One thread at a time may call it."""
 
-    def __init__(self, model: Transformer, config: EngineConfig, drafter_factory: DrafterFactory | None = None) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        config: EngineConfig,
+        drafter_factory: DrafterFactory | None = None,
+        exits: Exits = NO_EXITS,
+    ) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.stores = SuffixStores(config.suffix_store_tokens)
         self.totals = Totals()
         self.costs = FREE
-        self._bounds = (0, model.config.num_layers)
         pool = model.new_pool(config.num_blocks, config.block_size)
-        self._runner = Runner(model, pool, config.block_size, self._bounds)
-        self._verifier = Verifier(Law(tuple(sorted(config.eos_token_ids)), choose_philox()))
+        self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers))
+        law = Law(tuple(sorted(config.eos_token_ids)), choose_philox())
+        self._verifier = Verifier(law)
+        self._exits = ExitDrafter(self._runner, exits, law, model.config.vocab_size)
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self._default_drafter
         self._sequences: dict[Request, Sequence] = {}
@@ -78,21 +89,31 @@ class Engine:
             request,
             self._order,
             self._make_drafter(request),
-            num_segments=len(self._bounds) - 1,
+            num_segments=self._runner.num_segments,
             max_len=len(request.prompt) + (room if wanted is None else min(wanted, room)),
+            cycle=self._cycle(self._mode(request)),
             leader=self._sequences.get(leader) if leader else None,
         )
         self._sequences[request] = seq
         self.scheduler.add(seq)
 
+    def _mode(self, request: Request) -> Mode:
+        return self.config.speculation if request.speculation == "auto" else request.speculation
+
     def _default_drafter(self, request: Request) -> Drafter:
-        mode = self.config.speculation if request.speculation == "auto" else request.speculation
-        if mode == "off":
-            return NoDrafter()
+        mode = self._mode(request)
+        assert mode != "auto", "the configuration says what that means"
         # The smallest index that the source allows, for models of a very short context.
         remembered = max(32, self.config.max_model_len)
-        store = self.stores.of(request.cache_salt)
-        return make_drafter("suffix", request.prediction, store, remembered, request.constraint)
+        store = self.stores.of(request.cache_salt) if mode == "suffix" else None
+        return make_drafter(mode, request.prediction, store, remembered, request.constraint)
+
+    def _cycle(self, mode: Mode) -> Cycle:
+        """How exits draft in this mode: not at all in most."""
+        config = self.config
+        if mode not in ("early_exit", "hispec") or not self._exits.exits:
+            return NO_CYCLE
+        return Cycle(config.exit_window, config.exit_round, mode == "hispec", config.exit_confidence)
 
     def abort(self, request: Request) -> list[Output]:
         """End a request wherever it is; its last slice says "abort". Unknown or finished: nothing."""
@@ -130,14 +151,40 @@ class Engine:
         budget = self.config.max_batch_tokens if len(decoding) == len(running) else self.config.max_batch_tokens // 2
         share = budget // max(1, len(decoding)) - 1
         drafts = [self._propose(seq, share) for seq in decoding]
+        self._fill_windows(decoding, drafts, share)
         lengths = spend([draft.probs for draft in drafts], len(decoding), self.costs)
         for seq, draft, length in zip(decoding, drafts, lengths, strict=True):
             seq.draft = draft.trim(length)
 
     def _propose(self, seq: Sequence, share: int) -> Draft:
-        # The pass itself yields one token, so the draft needs at most one less than what may still come.
-        limit = min(self.config.max_draft_len, share, seq.max_len - len(seq.tokens) - 1)
+        limit = min(self.config.max_draft_len, self._room(seq, share))
         return seq.drafter.propose(limit) if limit > 0 else EMPTY
+
+    def _room(self, seq: Sequence, share: int) -> int:
+        """The pass itself yields one token, so the draft needs at most one less than what may still come."""
+        return min(share, seq.max_len - len(seq.tokens) - 1)
+
+    def _fill_windows(self, decoding: list[Sequence], drafts: list[Draft], share: int) -> None:
+        """Let exits draft for the sequences that want it and have nothing better yet."""
+        limits: dict[int, int] = {}
+        for i, seq in enumerate(decoding):
+            limit = min(seq.cycle.window, self._room(seq, share))
+            if limit > 0 and not drafts[i].tokens:
+                limits[i] = min(limit, self.scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens))
+        chosen = [i for i, limit in limits.items() if limit > 0]
+        found = self._draft_at_exits([decoding[i] for i in chosen], [limits[i] for i in chosen])
+        for i, draft in zip(chosen, found, strict=True):
+            drafts[i] = draft
+
+    def _draft_at_exits(self, seqs: list[Sequence], limits: list[int]) -> list[Draft]:
+        """An error here is nobody's loss: these sequences go on without exits."""
+        try:
+            return self._exits.draft(seqs, limits)
+        except Exception:
+            logger.exception("exits failed; %d sequences go on without them", len(seqs))
+            for seq in seqs:
+                seq.cycle = NO_CYCLE
+            return [EMPTY] * len(seqs)
 
     def _execute(self, plan: list[Work]) -> list[Verified | Failed]:
         """Run the plan. When it fails, run each work alone, so that only the one at fault is lost: by the law the
@@ -222,6 +269,7 @@ class Engine:
             target_passes=totals.target_passes,
             iteration_tokens=totals.iteration_tokens,
             suffix_store_tokens=self.stores.num_tokens,
+            exits_given_up=totals.exits_given_up,
             spec={source: replace(stats) for source, stats in totals.spec.items()},
             accepted_per_pos=tuple(totals.accepted_per_pos),
         )

@@ -31,6 +31,7 @@ class SpecStats:
 
     num_steps: int = 0
     num_target_passes: int = 0
+    given_up: bool = False  # exits agreed too seldom with the full model and draft no more
     sources: dict[Source, SourceStats] = field(default_factory=dict)
 
 

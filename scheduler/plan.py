@@ -16,11 +16,21 @@ class Work:
     draft: Draft = EMPTY
 
     @property
-    def yields(self) -> bool:
-        """The pass reaches the newest known token, so its logits decide the next one."""
-        return self.start + self.num_tokens - len(self.draft.tokens) == len(self.seq.tokens)
+    def end(self) -> int:
+        """The position behind the last token."""
+        return self.start + self.num_tokens
+
+    def owed(self, segment: int) -> int:
+        """Tokens that a pass over this segment takes: [computed[segment], end) (DESIGN section 4)."""
+        return self.end - self.seq.computed[segment]
 
     @property
-    def tokens(self) -> list[int]:
-        known = self.seq.tokens[self.start : self.start + self.num_tokens - len(self.draft.tokens)]
-        return [*known, *self.draft.tokens]
+    def yields(self) -> bool:
+        """The pass reaches the newest known token, so its logits decide the next one."""
+        return self.end - len(self.draft.tokens) == len(self.seq.tokens)
+
+    @property
+    def unread(self) -> list[int]:
+        """The tokens that the first segment has not computed: known ones, then drafted ones."""
+        first, known = self.seq.computed[0], self.end - len(self.draft.tokens)
+        return [*self.seq.tokens[first:known], *self.draft.tokens[max(0, first - known) :]]

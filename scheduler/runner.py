@@ -5,7 +5,7 @@ Knows tensors and positions; decides nothing.
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 
 import numpy as np
 import torch
@@ -29,19 +29,43 @@ class Runner:
     block_size: int
     bounds: tuple[int, ...]
 
+    @property
+    def num_segments(self) -> int:
+        return len(self.bounds) - 1
+
     @torch.inference_mode()
     def execute(self, plan: list[Work]) -> Rows:
         """One full-depth pass over the plan's tokens; logits [R, V] of rows_wanted(work) rows per work, in order."""
-        batch = build_batch(plan, self.block_size, self.model.device)
-        tokens = np.concatenate([np.asarray(work.tokens, np.int64) for work in plan])
-        return self._logits(self.forward(_to(tokens, self.model.device), batch), plan)
+        return self._logits(self.run(plan, self.num_segments), plan)
 
-    def forward(self, tokens: Tensor, batch: Batch) -> Tensor:  # [T] int64 -> [T, hidden]
-        """All segments, one after the other."""
-        hidden = self.model.embed(tokens, batch.positions)
-        for first, last in pairwise(self.bounds):
-            hidden = self.model.forward(hidden, batch, self.pool, first, last)
+    @torch.inference_mode()
+    def run(self, plan: list[Work], depth: int) -> Tensor:
+        """A pass through the first `depth` segments: each takes what the works owe it, from the one below and from
+        what was computed before. Hidden states behind the last of them, work.owed(depth - 1) rows per work, in order.
+        """
+        owed = [work.owed(0) for work in plan]
+        batch = self._batch(plan, owed)
+        tokens = np.fromiter(chain.from_iterable(work.unread for work in plan), np.int64)
+        hidden = self._forward(self.model.embed(_to(tokens, self.model.device), batch.positions), batch, 0)
+        for segment in range(1, depth):
+            below, owed = owed, [work.owed(segment) for work in plan]
+            if owed != below:
+                hidden = _with_waiting(plan, segment, hidden, below)
+                batch = self._batch(plan, owed)
+            hidden = self._forward(hidden, batch, segment)
         return hidden
+
+    def _forward(self, hidden: Tensor, batch: Batch, segment: int) -> Tensor:
+        if not len(hidden):
+            return hidden
+        return self.model.forward(hidden, batch, self.pool, self.bounds[segment], self.bounds[segment + 1])
+
+    def _batch(self, plan: list[Work], owed: list[int]) -> Batch:
+        """The last owed[i] tokens of each work as ragged metadata."""
+        rows = [(work, num) for work, num in zip(plan, owed, strict=True) if num]
+        num = np.array([num for _, num in rows], np.int64)
+        start = np.array([work.end - num for work, num in rows], np.int64)
+        return ragged_batch(num, start, _block_tables([work for work, _ in rows]), self.block_size, self.model.device)
 
     def _logits(self, hidden: Tensor, plan: list[Work]) -> Rows:
         ends = np.cumsum([work.num_tokens for work in plan])
@@ -53,11 +77,12 @@ class Runner:
         return logits
 
 
-def build_batch(plan: list[Work], block_size: int, device: torch.device) -> Batch:
-    """The plan as ragged metadata."""
-    num = np.array([work.num_tokens for work in plan], np.int64)
-    start = np.array([work.start for work in plan], np.int64)
-    return ragged_batch(num, start, _block_tables(plan), block_size, device)
+def _with_waiting(plan: list[Work], segment: int, fresh: Tensor, counts: list[int]) -> Tensor:
+    """For each work the rows that have waited for this segment, and then its counts[i] rows of `fresh`."""
+    pieces: list[Tensor] = []
+    for work, rows in zip(plan, fresh.split_with_sizes(counts), strict=True):
+        pieces += [*work.seq.behind[segment - 1].chunks, rows]
+    return torch.cat(pieces)
 
 
 def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: torch.device) -> Batch:
@@ -65,7 +90,7 @@ def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: 
     never from "the last one plus one"."""
     ends = np.cumsum(num)
     owner = np.repeat(np.arange(len(num)), num)
-    positions = np.arange(ends[-1]) - np.repeat(ends - num - start, num)
+    positions = np.arange(len(owner)) - np.repeat(ends - num - start, num)
     slots = tables[owner, positions // block_size] * block_size + positions % block_size
     return Batch(
         cu_q=_to(np.concatenate(([0], ends)).astype(np.int32), device),
@@ -73,13 +98,13 @@ def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: 
         pages=_to(tables.astype(np.int32), device),
         slots=_to(slots, device),
         positions=_to(positions, device),
-        max_q=int(num.max()),
-        max_k=int((start + num).max()),
+        max_q=int(num.max(initial=0)),
+        max_k=int((start + num).max(initial=0)),
     )
 
 
 def _block_tables(plan: list[Work]) -> Ints:
-    tables = np.zeros((len(plan), max(len(work.seq.blocks) for work in plan)), np.int64)
+    tables = np.zeros((len(plan), max((len(work.seq.blocks) for work in plan), default=0)), np.int64)
     for row, work in zip(tables, plan, strict=True):
         row[: len(work.seq.blocks)] = work.seq.blocks
     return tables

@@ -5,6 +5,7 @@ that debt. Prefill chunk, decode and verification are this one rule (DESIGN sect
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from verdraft.scheduler.blocks import BlockPool
 from verdraft.scheduler.config import EngineConfig
@@ -100,7 +101,7 @@ class Scheduler:
             self.prefix_queries += limit
             self.prefix_hits += len(seq.blocks)
         reused = len(seq.blocks) * self.config.block_size
-        seq.computed = [reused] * seq.num_segments
+        seq.settle(reused)
         if seq.cached_tokens is None:
             seq.cached_tokens = min(reused, seq.num_prompt)
 
@@ -134,6 +135,7 @@ class Scheduler:
         draft = draft.trim(max(0, spare))  # a draft may use free blocks, never somebody's
         num_tokens = known + len(draft.tokens)
         self._grow(seq, start + num_tokens)
+        seq.roll_back(start + num_tokens)  # exits may have drafted more
         plan.append(Work(seq, start, num_tokens, draft))
         return num_tokens
 
@@ -148,6 +150,12 @@ class Scheduler:
 
     def _grow(self, seq: Sequence, num_tokens: int) -> None:
         seq.blocks += self.pool.allocate(self._missing_blocks(seq, num_tokens))
+
+    def lend(self, seq: Sequence, num_tokens: int) -> int:
+        """Free blocks, never somebody's, for up to `num_tokens` tokens; returns how many tokens have room."""
+        missing = self._missing_blocks(seq, num_tokens)
+        seq.blocks += self.pool.allocate(min(missing, self.pool.num_available))
+        return min(num_tokens, len(seq.blocks) * self.config.block_size)
 
     def _reserve(self, seq: Sequence, num_tokens: int, protected: list[Work]) -> bool:
         """Make blocks for `num_tokens` available, preempting sequences of lower rank that this step has not planned."""
@@ -179,8 +187,10 @@ class Scheduler:
         """Raise RuntimeError when blocks and sequences disagree; for tests and idle moments."""
         self.pool.check_integrity([seq.blocks for seq in self.running])
         for seq in self.running:
-            if any(a < b for a, b in zip(seq.computed, seq.computed[1:], strict=False)):
+            if any(a < b for a, b in pairwise(seq.computed)):
                 raise RuntimeError("a deeper segment is ahead of a shallower one")
+            if [len(b) for b in seq.behind] != [a - b for a, b in pairwise(seq.computed)]:
+                raise RuntimeError("hidden states between two segments are lost or left over")
             if self.config.blocks_for(seq.computed[0]) > len(seq.blocks):
                 raise RuntimeError("computed tokens without a block")
         if any(seq.blocks or seq.computed[0] for seq in self.waiting):

@@ -3,16 +3,28 @@
 tokens:     prompt ............ output ....... | draft
 computed:   <---- KV valid ---->
 owed:                           <------------------->   what the next pass takes (DESIGN section 4)
+
+While exits fill a window, the segments differ, and the hidden states between them wait for the next segment:
+
+computed[0] <----------------------------------->|
+computed[1] <------------------------------>|....|      behind[0]
+computed[2] <------------------>|...........|           behind[1]
 """
 
 import secrets
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+from torch import Tensor
 
 from verdraft.kernels.sampling import TokenHistory
 from verdraft.scheduler.blocks import chain_key, root_key
+from verdraft.scheduler.boundary import Boundary
 from verdraft.scheduler.outputs import Summary, Timing, TokenLogprobs
 from verdraft.scheduler.request import Request
+from verdraft.spec.agreement import Agreement
 from verdraft.spec.draft import EMPTY, Draft, Drafter
+from verdraft.spec.window import NO_CYCLE, Cycle
 
 # One step of priority outranks this many seconds of waiting, so that nobody waits for ever.
 PRIORITY_SECONDS = 30.0
@@ -20,23 +32,26 @@ PRIORITY_SECONDS = 30.0
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """State of one live request. Only commit and the scheduler change it."""
+    """State of one live request. Commit and the scheduler change it, and exits while they draft."""
 
     request: Request
     order: int  # submission order, the tie-breaker of equal ranks
     drafter: Drafter
     num_segments: int
     max_len: int  # prompt and output together
+    cycle: Cycle = NO_CYCLE  # how exits draft for it
     leader: "Sequence | None" = None  # the first choice of the same prompt, whose prefix this one will reuse
     tokens: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     seed: int = field(init=False)
     history: TokenHistory = field(init=False)
     computed: list[int] = field(init=False)
+    behind: list[Boundary] = field(init=False)
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(init=False)  # keys[i + 1] is the key of block i; only committed blocks have one
     num_remembered: int = 0
     draft: Draft = EMPTY
+    agreement: Agreement = field(default_factory=Agreement)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     finished: bool = False
@@ -51,6 +66,7 @@ class Sequence:
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.history = TokenHistory(params, self.tokens)
         self.computed = [0] * self.num_segments
+        self.behind = [Boundary() for _ in range(self.num_segments - 1)]
         self.keys = [root_key(self.request.cache_salt)]
 
     @property
@@ -89,10 +105,29 @@ class Sequence:
         self.history.pop()
         self.request.constraint.pop()
 
+    def advance(self, depth: int, end: int, rows: Tensor) -> None:  # [computed[depth - 1] to end, hidden]
+        """A pass through the first `depth` segments, not all, has taken every position before `end`."""
+        self.computed[:depth] = [end] * depth
+        for boundary in self.behind[: depth - 1]:
+            boundary.keep(0)
+        self.behind[depth - 1].push(rows)
+
+    def settle(self, position: int) -> None:
+        """All segments have computed what is before `position`, and nothing else counts."""
+        self.computed = [position] * self.num_segments
+        for boundary in self.behind:
+            boundary.keep(0)
+
+    def roll_back(self, position: int) -> None:
+        """Nothing from `position` on is computed any more. No KV moves: it will be written over."""
+        self.computed = [min(position, computed) for computed in self.computed]
+        for boundary, (lower, upper) in zip(self.behind, pairwise(self.computed), strict=True):
+            boundary.keep(lower - upper)
+
     def rewind(self) -> None:
         """Forget all KV: the blocks are gone, everything will be computed again (preemption by recomputation)."""
         self.blocks = []
-        self.computed = [0] * self.num_segments
+        self.settle(0)
         self.num_remembered = 0
         self.draft = EMPTY
 

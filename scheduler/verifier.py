@@ -3,7 +3,7 @@
 Reads sequences, changes none: what it returns is applied by commit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from verdraft.scheduler.outputs import TokenLogprobs
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.acceptance import verify
+from verdraft.spec.draft import Draft
 
 Rows = NDArray[np.float32]
 
@@ -61,9 +62,16 @@ class Law:
         params = seq.request.params
         return sorted({*self.eos, *params.stop_token_ids}) if seq.num_output + ahead < params.min_tokens else None
 
-    def token(self, seq: Sequence, ahead: int, row: Rows, best: int) -> int:
+    def ends(self, seq: Sequence) -> frozenset[int]:
+        """Tokens that end the sequence, so that nothing behind them is worth drafting."""
+        params = seq.request.params
+        return params.stop_token_ids if params.ignore_eos else params.stop_token_ids.union(self.eos)
+
+    def token(self, seq: Sequence, ahead: int, best: int, row: Callable[[], Rows]) -> int:
         """The law's token behind the committed ones and `ahead` drafted ones, which were pushed to `seq` by now.
-        `row` [V] are the logits there and `best` is their argmax. Raises BadLogits, AllTokensMasked, ConstraintFailed.
+        `row` gives the logits [V] there and `best` is their argmax.
+
+        Raises BadLogits, AllTokensMasked, ConstraintFailed.
         """
         params, banned, constraint = seq.request.params, self.banned(seq, ahead), seq.request.constraint
         if params.plain_greedy and banned is None and constraint.allows(best):
@@ -72,7 +80,7 @@ class Law:
         if banned and mask is not None and mask[banned].sum() == mask.sum():
             banned = None  # a complete grammar outranks min_tokens
         noise = Noise(seq.seed, seq.request.choice, seq.num_output + ahead, self.philox)
-        return choose_token(row, params, seq.history, banned, noise, mask)
+        return choose_token(row(), params, seq.history, banned, noise, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +108,27 @@ class Verifier:
         return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored)
 
     def _accept(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> list[int]:
-        """The law's tokens as far as the draft agrees; row j of `logits` belongs to draft.tokens[:j]."""
-        seq, drafted, num_pushed = work.seq, work.draft.tokens, 0
+        """Row j of `logits` belongs to draft.tokens[:j]."""
+        seq = work.seq
+        return accept(seq, work.draft, lambda j: self.law.token(seq, j, int(best[j]), lambda: logits[j]))
 
-        def target(j: int) -> int:
-            nonlocal num_pushed
-            if j:
-                seq.push(drafted[j - 1])
-                num_pushed = j
-            return self.law.token(seq, j, logits[j], int(best[j]))
 
-        try:
-            return verify(work.draft, target)
-        finally:
-            for _ in range(num_pushed):
-                seq.pop()
+def accept(seq: Sequence, draft: Draft, target: Callable[[int], int]) -> list[int]:
+    """The acceptance rule, with the draft's earlier tokens in the history of each later one."""
+    pushed = 0
+
+    def next_target(j: int) -> int:
+        nonlocal pushed
+        if j:
+            seq.push(draft.tokens[j - 1])
+            pushed += 1
+        return target(j)
+
+    try:
+        return verify(draft, next_target)
+    finally:
+        for _ in range(pushed):
+            seq.pop()
 
 
 def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLogprobs, ...]:

@@ -108,6 +108,7 @@ IDLE = EngineCounters(
     target_passes=0,
     iteration_tokens=0,
     suffix_store_tokens=0,
+    exits_given_up=0,
     spec={},
     accepted_per_pos=(),
 )

@@ -50,20 +50,23 @@ class MostPromising(_Sources):
 
 
 def make_drafter(
-    mode: Literal["off", "suffix"],
+    mode: Literal["off", "suffix", "early_exit", "hispec"],
     prediction: Sequence[int] = (),
     store: SharedSuffixStore | None = None,
     local_tokens: int = 32768,
     constraint: Constraint = UNCONSTRAINED,
 ) -> Drafter:
-    """The source of one sequence. `store` is None for a sequence that must not share; "off" drafts nothing at all.
+    """The source of one sequence. `store` is None for a sequence that must not share; "off" drafts nothing at all,
+    and exits, which draft for themselves, do without the suffix source.
 
     `local_tokens`: prompt and output tokens that the sequence's own index remembers, best the model's context length.
     `constraint`: what the sequence must keep to; it drafts too what it forces.
     """
     if mode == "off":
         return NoDrafter()
-    rest: Drafter = SuffixDrafter(store, local_tokens)
+    rest: list[Drafter] = [SuffixDrafter(store, local_tokens)] if mode == "suffix" else []
     if constraint is not UNCONSTRAINED:
-        rest = MostPromising([rest, GrammarDrafter(constraint)], constraint)
-    return ChainOfSources([PredictionDrafter(prediction), rest], constraint) if prediction else rest
+        rest = [MostPromising([*rest, GrammarDrafter(constraint)], constraint)]
+    if prediction:
+        rest = [ChainOfSources([PredictionDrafter(prediction), *rest], constraint)]
+    return rest[0] if rest else NoDrafter()

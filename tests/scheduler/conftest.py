@@ -1,11 +1,13 @@
-"""A small real model for scheduler tests: its logits are a hash of the whole context as read back from the KV pool.
+"""A small real model for scheduler tests: every layer's output is a hash of the whole context as read back from that
+layer's KV pool.
 
 Any wrong slot, stale row, lost block or shared block that was written to changes the output, in microseconds.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from verdraft.kernels.base import Batch
+from verdraft.model.exit_head import Exits
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import TokenSlice
@@ -25,39 +28,75 @@ EOS = 0
 
 
 class HashModel:
-    """embed -> forward -> logits like a Transformer; KV holds token ids, attention is a hash of all of them."""
+    """embed -> forward -> logits like a Transformer; the KV of layer 0 holds token ids, that of the others hashes."""
 
     device = torch.device("cpu")
 
-    def __init__(self) -> None:
-        self.config = SimpleNamespace(num_layers=2, vocab_size=VOCAB)
-        self.passes = 0
+    def __init__(self, num_layers: int = 2) -> None:
+        self.config = SimpleNamespace(num_layers=num_layers, vocab_size=VOCAB)
+        self.before_forward: Callable[[], None] = lambda: None
+        self._prefixes: dict[int, tuple[int, ...]] = {}
 
     def new_pool(self, num_blocks: int, block_size: int) -> torch.Tensor:
         self.block_size = block_size
-        return torch.full((num_blocks * block_size,), -1, dtype=torch.int64)
+        return torch.full((self.config.num_layers, num_blocks * block_size), -1, dtype=torch.int64)
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         assert len(tokens) == len(positions)
         return tokens
 
     def forward(self, hidden: torch.Tensor, batch: Batch, pool: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        assert (first, last) == (0, 2)
-        self.passes += 1
-        pool[batch.slots] = hidden
-        hashes = []
+        self.before_forward()
+        for layer in range(first, last):
+            pool[layer, batch.slots] = hidden
+            contexts = list(self._contexts(batch, pool[layer]))
+            hashes = [hash(context) for context in contexts]
+            for value, below, context in zip(hashes, hidden.tolist(), contexts, strict=True):
+                self._prefixes[value] = self._prefixes[below] if layer else context
+            hidden = torch.tensor(hashes)
+        return hidden
+
+    def _contexts(self, batch: Batch, layer_kv: torch.Tensor) -> Iterator[tuple[int, ...]]:
         for b in range(len(batch.seq_lens)):
             length = int(batch.seq_lens[b])
             offsets = torch.arange(length)
             slots = batch.pages[b].long()[offsets // self.block_size] * self.block_size + offsets % self.block_size
-            context = pool[slots].tolist()
+            context = layer_kv[slots].tolist()
             queries = int(batch.cu_q[b + 1] - batch.cu_q[b])
             assert batch.positions[batch.cu_q[b]] == length - queries
-            hashes += [hash(tuple(context[: i + 1])) for i in range(length - queries, length)]
-        return torch.tensor(hashes)
+            yield from (tuple(context[: i + 1]) for i in range(length - queries, length))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.stack([_row(int(h)) for h in hidden])) if len(hidden) else torch.empty(0, VOCAB)
+
+    @lru_cache(maxsize=1000)  # noqa: B019
+    def states(self, tokens: tuple[int, ...]) -> list[list[int]]:
+        """What each layer's KV must hold for these tokens, and last what comes out of the model."""
+        levels = [list(tokens)]
+        for _ in range(self.config.num_layers):
+            levels.append([hash(tuple(levels[-1][: i + 1])) for i in range(len(tokens))])
+        return levels
+
+    def final_row(self, value: int) -> np.ndarray:
+        """The target's logits at the position that some layer's output belongs to."""
+        return _row(self.states(self._prefixes[value])[-1][-1])
+
+
+@dataclass
+class HashHead:
+    """An exit that says what the model will say for a share `agree` of all positions, and nonsense for the others."""
+
+    model: HashModel
+    layer: int
+    agree: float
+    token_ids: np.ndarray
+
+    def logits(self, hidden: torch.Tensor) -> np.ndarray:
+        return np.stack([self._row(value)[self.token_ids] for value in hidden.tolist()])
+
+    def _row(self, value: int) -> np.ndarray:
+        lot = random.Random(hash((value, self.layer))).random()
+        return self.model.final_row(value) if lot < self.agree else _row(hash((value, "nonsense")) + self.layer)
 
 
 def _row(value: int) -> np.ndarray:
@@ -125,11 +164,12 @@ def build_request(name: str, prompt: Sequence[int], **fields: object) -> Request
 @pytest.fixture
 def make_engine() -> Callable[..., Engine]:
     def build(**fields: object) -> Engine:
-        drafters = fields.pop("drafter_factory", None)
+        drafters, exits = fields.pop("drafter_factory", None), fields.pop("exits", Exits())
+        model = fields.pop("model", HashModel())
         settings = {"max_model_len": 256, "num_blocks": 64, "block_size": 4, "max_batch_tokens": 32}
         settings["suffix_store_tokens"] = 2000
         settings |= {"eos_token_ids": frozenset({EOS}), "max_num_seqs": 8} | fields
-        return Engine(HashModel(), EngineConfig(**settings), drafters)
+        return Engine(model, EngineConfig(**settings), drafters, exits)
 
     return build
 
@@ -147,3 +187,14 @@ def make_request() -> Callable[..., Request]:
 @pytest.fixture
 def scripted() -> type[ScriptedDrafter]:
     return ScriptedDrafter
+
+
+@pytest.fixture
+def exiting() -> Callable[..., dict[str, object]]:
+    """exiting(agree of L_d, agree of L_i): keywords for make_engine, a model of four layers with two exits."""
+
+    def build(draft: float, check: float, vocabulary: int = VOCAB) -> dict[str, object]:
+        model, ids = HashModel(num_layers=4), np.arange(vocabulary)
+        return {"model": model, "exits": Exits((HashHead(model, 1, draft, ids), HashHead(model, 2, check, ids)))}
+
+    return build

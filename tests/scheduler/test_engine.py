@@ -57,7 +57,7 @@ def test_any_mix_of_drafts_pool_sizes_and_arrivals_keeps_the_law(make_engine, dr
         return scripted(answers[request.id], wrong=rnd.random() * 0.5, seed=seed)
 
     engine = make_engine(
-        num_blocks=rnd.choice([17, 24, 64]), max_batch_tokens=rnd.choice([8, 9, 32]), drafter_factory=drafter
+        num_blocks=rnd.choice([19, 24, 64]), max_batch_tokens=rnd.choice([8, 9, 32]), drafter_factory=drafter
     )
     found = {}
     for name, (prompt, params) in jobs.items():

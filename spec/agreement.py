@@ -1,0 +1,39 @@
+"""How often the full model keeps what exits drafted for one sequence, and when that is too seldom to go on.
+
+Knows counts only. Part of the draft side: free to be wrong.
+"""
+
+_MEMORY = 0.97  # weight of the earlier verdicts when the next one comes: about the last thirty count
+_KEPT, _JUDGED = 6.0, 8.0  # as if so many tokens had been seen before: hopeful enough for a try
+_TRIAL = 24  # tokens judged before exits can be given up
+FLOOR = 0.1  # nothing pays below this, whatever a pass costs
+
+
+class Agreement:
+    """Learns from every verified window. `floor` is the share of kept tokens below which exits are given up."""
+
+    def __init__(self, floor: float = FLOOR) -> None:
+        self.floor = floor
+        self._kept, self._judged = _KEPT, _JUDGED
+        self._num_judged = 0
+
+    @property
+    def rate(self) -> float:
+        """Share of the judged tokens that were kept, recent ones counting most."""
+        return self._kept / self._judged
+
+    @property
+    def given_up(self) -> bool:
+        """Too little was kept; nothing is drafted any more, so this is for good."""
+        return self._num_judged >= _TRIAL and self.rate < self.floor
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        """A verified draft: the accepted tokens were right, the next one wrong, and those behind it nobody judged."""
+        for kept in [1.0] * accepted + [0.0] * (accepted < drafted):
+            self._kept = _MEMORY * self._kept + kept
+            self._judged = _MEMORY * self._judged + 1.0
+            self._num_judged += 1
+
+    def probs(self, length: int) -> tuple[float, ...]:
+        """Probability that the first 1, 2, .. `length` tokens of a draft are all accepted."""
+        return tuple(self.rate ** (i + 1) for i in range(length))

@@ -1,0 +1,170 @@
+"""Windows that exits fill: the law, the counters, the buffers and the KV pool, whatever is accepted and rejected."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import HealthCheck
+
+from verdraft.scheduler.request import Fault
+from verdraft.spec.spending import FREE, CostTable
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+WINDOWS = ["early_exit", "hispec"]
+MODES = [*WINDOWS, "off", "suffix"]
+
+
+def watch(engine, model):
+    """Look at every structure before each pass over any segment, in the middle of windows too."""
+
+    def check():
+        engine.check_integrity()
+        check_pool(engine, model)
+
+    model.before_forward = check
+
+
+def check_pool(engine, model):
+    """Bit for bit what plain decoding puts there, in every layer, for all that a segment claims to have computed."""
+    pool, size, bounds = engine._runner.pool, engine.config.block_size, engine._runner.bounds
+    for seq in engine.scheduler.running:
+        levels = model.states(tuple(seq.tokens))
+        slots = [block * size + offset for block in seq.blocks for offset in range(size)]
+        for segment, (first, last) in enumerate(pairwise(bounds)):
+            count = min(seq.computed[segment], len(seq.tokens))
+            for layer in range(first, last):
+                assert pool[layer, slots[:count]].tolist() == levels[layer][:count]
+
+
+def answer_of(make_engine, drain, make_request, exiting, prompt, **fields):
+    engine = make_engine(num_blocks=256, **exiting(0, 0))
+    engine.add(make_request("ref", prompt, speculation="off", **fields))
+    return drain(engine)["ref"].tokens
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10**6))
+def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request, exiting, caplog, seed):
+    rnd = random.Random(seed)
+    shared = [rnd.randrange(1, 40) for _ in range(8)]
+    jobs, answers = {}, {}
+    for i in range(5):
+        prompt = shared[: rnd.randint(1, 8)] + [rnd.randrange(1, 40) for _ in range(rnd.randint(0, 12))]
+        params = {"max_tokens": rnd.randint(1, 16), "temperature": rnd.choice([0.0, 1.0]), "seed": i}
+        params |= {"repetition_penalty": rnd.choice([1.0, 1.3]), "min_tokens": rnd.choice([0, 5])}
+        jobs[f"r{i}"] = (prompt, params)
+        answers[f"r{i}"] = answer_of(make_engine, drain, make_request, exiting, prompt, **params)
+    scripted = exiting(rnd.choice([0, 0.5, 0.9, 1]), rnd.choice([0, 0.7, 1]), rnd.choice([12, 48]))
+    engine = make_engine(
+        num_blocks=rnd.choice([11, 14, 64]),
+        max_batch_tokens=rnd.choice([8, 9, 32]),
+        max_num_seqs=4,
+        exit_window=rnd.randint(1, 6),
+        exit_round=rnd.randint(1, 4),
+        exit_confidence=rnd.choice([0.0, 0.3]),
+        **scripted,
+    )
+    engine.costs = rnd.choice([FREE, CostTable((1, 32), (1.0, rnd.uniform(1, 20)))])
+    watch(engine, scripted["model"])
+    found = {}
+    for name, (prompt, params) in jobs.items():
+        fault = rnd.choice([None, Fault(kind="preempt", after_tokens=rnd.randint(0, 4))])
+        engine.add(make_request(name, prompt, speculation=rnd.choice(MODES), fault=fault, **params))
+        for _ in range(rnd.randint(0, 6)):
+            for request, piece in engine.step():
+                found.setdefault(request.id, []).extend(piece.tokens)
+            if rnd.random() < 0.2:
+                engine._draft()  # a window that is never verified
+    for name, rest in drain(engine).items():
+        found.setdefault(name, []).extend(rest.tokens)
+    assert found == answers
+    assert "exits failed" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", WINDOWS)
+def test_exits_that_always_agree_fill_and_keep_every_window(make_engine, drain, make_request, exiting, mode):
+    params = {"max_tokens": 26, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+    params |= {"logit_bias": {7: 9.0, 8: 9.0}, "frequency_penalty": 2.0}  # every token depends on the ones before it
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, **params)
+    engine = make_engine(**exiting(1, 1))
+    request = make_request("a", PROMPT, speculation=mode, **params)
+    engine.add(request)
+    assert drain(engine)["a"].tokens == expected
+    stats = request.stats.sources["early_exit"]
+    assert stats.num_draft_tokens == stats.num_accepted_tokens == 20
+    assert request.stats.num_target_passes == 5  # of five tokens each, after the one that the prompt gave
+
+
+def test_what_the_check_replaces_is_no_draft_token(make_engine, drain, make_request, exiting):
+    """L_d talks nonsense and L_i knows better: the full model verifies L_i's tokens and nothing else."""
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=26, ignore_eos=True)
+    engine = make_engine(**exiting(0, 1))
+    request = make_request("a", PROMPT, max_tokens=26, ignore_eos=True, speculation="hispec")
+    engine.add(request)
+    assert drain(engine)["a"].tokens == expected
+    stats = request.stats.sources["early_exit"]
+    assert stats.num_draft_tokens == stats.num_accepted_tokens == 20
+
+
+@pytest.mark.parametrize("mode", WINDOWS)
+def test_exits_that_never_agree_are_given_up(make_engine, drain, make_request, exiting, mode):
+    engine = make_engine(**exiting(0, 0))
+    request = make_request("a", PROMPT, max_tokens=120, ignore_eos=True, speculation=mode)
+    engine.add(request)
+    drain(engine)
+    assert request.stats.given_up
+    assert engine.counters().exits_given_up == 1
+    assert request.stats.num_steps < 80 < request.stats.num_target_passes
+
+
+@pytest.mark.parametrize("mode", WINDOWS)
+def test_a_prediction_goes_first(make_engine, drain, make_request, exiting, mode):
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=40, ignore_eos=True)
+    engine = make_engine(**exiting(1, 1))
+    request = make_request("a", PROMPT, max_tokens=40, ignore_eos=True, speculation=mode, prediction=expected[:20])
+    engine.add(request)
+    assert drain(engine)["a"].tokens == expected
+    assert request.stats.sources["prediction"].num_accepted_tokens > 10
+    assert request.stats.sources["early_exit"].num_accepted_tokens > 10
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan"])
+def test_a_fault_beside_a_window_stays_its_own(make_engine, drain, make_request, exiting, kind):
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=20, ignore_eos=True)
+    scripted = exiting(0.8, 0.9)
+    engine = make_engine(**scripted)
+    watch(engine, scripted["model"])
+    fault = Fault(kind=kind, after_tokens=5)
+    engine.add(make_request("bad", PROMPT, max_tokens=20, ignore_eos=True, speculation="hispec", fault=fault))
+    engine.add(make_request("good", PROMPT, max_tokens=20, ignore_eos=True, speculation="hispec"))
+    found = drain(engine)
+    assert found["good"].tokens == expected
+    assert found["bad"].finish == "error"
+    assert found["bad"].tokens == expected[: len(found["bad"].tokens)]
+
+
+def test_an_abort_between_steps_leaves_nothing_behind(make_engine, drain, make_request, exiting):
+    scripted = exiting(0.8, 0.9)
+    engine = make_engine(**scripted)
+    watch(engine, scripted["model"])
+    requests = [make_request(str(i), PROMPT[i:], max_tokens=40, speculation="hispec") for i in range(3)]
+    for request in requests:
+        engine.add(request)
+    for request in requests:
+        for _ in range(3):
+            engine.step()
+        engine.abort(request)
+        engine.check_integrity()
+    drain(engine)
+
+
+def test_a_failing_exit_costs_no_request_anything(make_engine, drain, make_request, exiting):
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=20, ignore_eos=True)
+    scripted = exiting(1, 1)
+    scripted["exits"].draft.logits = lambda hidden: 1 / 0
+    engine = make_engine(**scripted)
+    engine.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True, speculation="early_exit"))
+    found = drain(engine)["a"]
+    assert (found.tokens, found.finish) == (expected, "length")
