@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import verdraft
 from verdraft.server.logs import set_up_logs
 from verdraft.server.settings import Parser, SettingsError, add_flags, resolve_settings
+from verdraft.server.train_cli import add_train_commands
 
 Command = Callable[[argparse.Namespace], None]
 
@@ -36,6 +37,7 @@ def _parser() -> Parser:
     pull = commands.add_parser("pull", help="fetch a model into the local cache", allow_abbrev=False)
     pull.add_argument("model", nargs="?", help="hub id or .gguf file; the demo model when left out")
     pull.set_defaults(command=_pull)
+    add_train_commands(commands)
     return parser
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHORTEST, LONGEST, LONGEST_HELD = 8, 384, 1536  # tokens; long prompts cost more than their continuations bring
-HELD_PER_SOURCE = 12
+SHORTEST, LONGEST, LONGEST_HELD = 8, 384, 768  # tokens; long prompts cost more than their continuations bring
+HELD_PER_SOURCE = 6
 
 
 class DataError(Exception):

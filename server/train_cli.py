@@ -1,0 +1,93 @@
+"""`verdraft train ...`: flags and data become a job of train/. What is heavy is imported when it runs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from verdraft.server.settings import SettingsError
+
+
+def add_train_commands(commands: Any) -> None:
+    """The sub-commands of `verdraft train`, under the subparsers `commands`."""
+    train = commands.add_parser("train", help="train what drafts for a model", allow_abbrev=False)
+    kinds = train.add_subparsers(required=True, metavar="KIND")
+    exits = kinds.add_parser("exits", help="exit heads, for drafting from early layers", allow_abbrev=False)
+    exits.add_argument("model", nargs="?", help="folder, hub id or .gguf file; the demo model when left out")
+    exits.add_argument("--data", type=Path, required=True, help="folder of conversations (*.jsonl) and texts (*.txt)")
+    exits.add_argument("--out", type=Path, required=True, help="folder for the heads; what is collected stays there")
+    lists = "several, with commas, are compared and the best is trained"
+    exits.add_argument("--layers", type=_ints, required=True, help=f"L_d,L_i; {lists}")
+    exits.add_argument("--vocabulary", type=_ints, default=(4096,), help=f"tokens that can be drafted; {lists}")
+    exits.add_argument("--inner", type=_ints, default=(1024,), help=f"width of a head's MLP; {lists}")
+    exits.add_argument("--tokens", type=_at_least_one, default=300_000, help="of the model's own, to learn from")
+    exits.add_argument("--epochs", type=_at_least_one, default=4, help="passes over them")
+    exits.add_argument("--seed", type=int, default=0, help="of sampling, data order and first weights")
+    exits.add_argument("--threads", type=_at_least_one, help="CPU threads; default: one a core")
+    exits.set_defaults(command=train_exits)
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_at_least_one(part) for part in text.split(",")}))
+
+
+def _at_least_one(text: str) -> int:
+    if not text.strip().isascii() or not text.strip().isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def train_exits(arguments: argparse.Namespace) -> None:
+    """Raises SettingsError for whatever the user can put right: a flag, the model, the data."""
+    if len(arguments.layers) < 2:
+        raise SettingsError("--layers: expected at least two layers, such as 4,8")
+    from verdraft.kernels.base import KernelUnavailable
+    from verdraft.model.errors import ModelError
+    from verdraft.train.prompts import DataError
+
+    try:
+        _train_exits(arguments)
+    except (DataError, ModelError, KernelUnavailable) as error:
+        raise SettingsError(str(error)) from error
+
+
+def _train_exits(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from verdraft.model.config import read_config
+    from verdraft.model.source import resolve_model
+    from verdraft.server.build import build_text
+    from verdraft.server.train_data import read_prompts
+    from verdraft.train.exits import ExitTrainer
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    path = resolve_model(arguments.model)
+    text = build_text(path, read_config(path).eos_token_ids)
+    prompts = read_prompts(arguments.data, text, arguments.seed)
+    ExitTrainer(_load(path), path, _exit_job(arguments)).run(prompts)
+
+
+def _load(path: Path) -> Any:
+    import torch
+
+    from verdraft.kernels.chooser import choose_kernels
+    from verdraft.model.load import load_model
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return load_model(path, choose_kernels("auto", device, dtype, "auto"), dtype, device)
+
+
+def _exit_job(arguments: argparse.Namespace) -> Any:
+    from verdraft.train.collect import Collection
+    from verdraft.train.distil import Recipe
+    from verdraft.train.exits import ExitJob
+    from verdraft.train.sweep import Candidates
+
+    return ExitJob(
+        out=arguments.out,
+        candidates=Candidates(arguments.layers, arguments.vocabulary, arguments.inner),
+        collection=Collection(layers=arguments.layers, seed=arguments.seed),
+        recipe=Recipe(epochs=arguments.epochs, seed=arguments.seed, inner=arguments.inner[0]),
+        tokens=arguments.tokens,
+    )
