@@ -34,4 +34,4 @@ class Adapter(nn.Module):
         """What is stored."""
         wide = torch.cat([self.gate_up, self.skip])
         parts = (self.norm, wide, self.down, self.out_norm)
-        return AdapterWeights(*(part.detach().clone() for part in parts))
+        return AdapterWeights(*(part.detach().cpu().clone() for part in parts))

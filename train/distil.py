@@ -55,7 +55,7 @@ def frequent_tokens(rows: Mapping[str, Tensor], vocab_size: int, size: int) -> T
 def distil(rows: Mapping[str, Tensor], layer: int, target: Target, recipe: Recipe, progress: bool = True) -> Adapter:
     """A head for `layer`, trained on all `rows`."""
     scale = rows["final"][:: max(1, len(rows["final"]) // 4096)].float().pow(2).mean(0).sqrt()
-    adapter = Adapter(scale, target.rows, recipe.inner, target.norm_eps, recipe.seed)
+    adapter = Adapter(scale, target.rows.cpu(), recipe.inner, target.norm_eps, recipe.seed).to(target.rows.device)
     optimizer = torch.optim.AdamW(adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
     num, draw = len(rows["next"]), torch.Generator().manual_seed(recipe.seed)
     steps = recipe.epochs * math.ceil(num / recipe.batch)
@@ -84,11 +84,13 @@ def batch_losses(
     adapter: Adapter, rows: Mapping[str, Tensor], part: Tensor, layer: int, target: Target
 ) -> tuple[Tensor, Tensor]:
     """KL and cross-entropy of the rows with these numbers; means, as `Losses` tells."""
-    logq = adapter(rows[f"layer.{layer}"][part].float()).log_softmax(-1)
+    device = target.rows.device
+    logq = adapter(rows[f"layer.{layer}"][part].to(device).float()).log_softmax(-1)
     with torch.no_grad():
-        logp = F.linear(rows["final"][part].float(), target.rows) - rows["lse"][part].unsqueeze(-1)
+        logits = F.linear(rows["final"][part].to(device).float(), target.rows)
+        logp = logits - rows["lse"][part].to(device).unsqueeze(-1)
         probs = logp.exp()
-        first = columns_of(target.token_ids, rows["argmax"][part])
+        first = columns_of(target.token_ids, rows["argmax"][part]).to(device)
         known = first >= 0
     kl = (probs * (logp - logq)).sum(-1).mean()
     hard = -logq.gather(-1, first.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -113,9 +115,11 @@ class Judged:
 @torch.no_grad()
 def judge(adapter: Adapter, rows: Mapping[str, Tensor], layer: int, target: Target, within: TokenIds) -> Judged:
     """`within` are the token ids that may be chosen, a part of the target's."""
-    columns = columns_of(target.token_ids, torch.from_numpy(within))
+    device = target.rows.device
+    columns = columns_of(target.token_ids, torch.from_numpy(within)).to(device)
     parts = torch.split(torch.arange(len(rows["next"])), 1024)
     losses = [torch.stack(batch_losses(adapter, rows, part, layer, target)) * len(part) for part in parts]
-    chosen = [adapter(rows[f"layer.{layer}"][part].float())[:, columns].argmax(-1) for part in parts]
+    streams = (rows[f"layer.{layer}"][part].to(device).float() for part in parts)
+    chosen = [adapter(stream)[:, columns].argmax(-1).cpu() for stream in streams]
     kl, hard = (torch.stack(losses).sum(0) / len(rows["next"])).tolist()
     return Judged(within[torch.cat(chosen).numpy()], Losses(kl, hard))

@@ -130,7 +130,7 @@ class ExitTrainer:
     def target_of(self, rows: Rows, size: int) -> Target:
         """The target over its `size` most frequent tokens."""
         token_ids: TokenIds = frequent_tokens(rows, self.model.config.vocab_size, size)
-        matrix = head_rows(self.model, self.path, token_ids).float().cpu()
+        matrix = head_rows(self.model, self.path, token_ids).float()
         return Target(token_ids, matrix.clone(), self.model.config.norm_eps)
 
 

@@ -16,7 +16,7 @@ from verdraft.train.choose import Exit, Times, early_exit_speed, hierarchical_sp
 from verdraft.train.distil import Recipe, Target, distil, judge
 from verdraft.train.replay import early_exit_cycles, greedy_trace, hierarchical_cycles
 
-ROWS, EPOCHS = 40_000, 2  # enough to rank candidates, not to ship them
+ROWS, EPOCHS = 20_000, 2  # enough to rank candidates, not to ship them
 LENGTHS = (1, 2, 3, 4)  # of early-exit drafts
 WINDOWS = ((1, 2), (1, 3), (2, 2), (2, 4), (2, 6), (4, 8))  # N_d, N_i
 

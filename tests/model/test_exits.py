@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -163,3 +165,19 @@ def test_bad_files_are_named(deep: Transformer, deep_path: Path, saved: Path, da
     damage(saved)
     with pytest.raises(ModelError, match=message):
         load_exits(saved, deep, deep_path)
+
+
+def test_a_layerskip_checkpoint_exits_as_in_transformers(tiny_model: TinyModel, runner: Callable[[Path], Any]) -> None:
+    """The published format is a plain Llama folder; its early exit is the final norm and the head behind any layer."""
+    path = tiny_model("Llama", num_hidden_layers=4, tie_word_embeddings=False)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    one, tokens = runner(path), [1, 7, 300, 42, 9]
+    exits = own_exits(one.model, (1, 3))
+    batch = one.batch(len(tokens))
+    with torch.inference_mode():
+        streams = theirs(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        hidden, done = one.model.embed(torch.tensor(tokens), batch.positions), 0
+        for head in exits.heads:
+            hidden, done = one.model.forward(hidden, batch, one.pool, done, head.layer), head.layer
+            expected = theirs.lm_head(theirs.model.norm(streams[head.layer]))[0]
+            np.testing.assert_allclose(head.logits(hidden), expected.numpy(), rtol=1e-4, atol=1e-4)
