@@ -20,6 +20,9 @@ _FAMILIES: Mapping[str, Family] = {
 }
 
 
+_CAUSAL_LM = "AutoModelForCausalLM"  # in auto_map: the repository's own Python instead of a known architecture
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One decoder-only transformer. OPT has LayerNorm, learned positions, ReLU; the others RMSNorm, rope, SwiGLU."""
@@ -93,6 +96,11 @@ def read_config(folder: Path) -> ModelConfig:
     names = fields.values.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     family = _FAMILIES.get(str(name))
+    if _CAUSAL_LM in fields.section("auto_map").values:
+        raise ModelError(
+            f"{fields.file}: auto_map says that the model {name!r} runs code of its own, which is never executed; "
+            f"expected one of {', '.join(_FAMILIES)}, without auto_map"
+        )
     if family is None:
         raise ModelError(
             f"{fields.file}: the architecture {name!r} is not supported; supported: {', '.join(_FAMILIES)}"

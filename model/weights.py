@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from verdraft.model.errors import ModelError
 
+_FILE_NAME = re.compile(r"[^/\\]+\.safetensors")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -70,6 +72,8 @@ def _shards(folder: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelError(f"{index} is not an index of safetensors files") from error
+    if not all(isinstance(name, str) and _FILE_NAME.fullmatch(name) for name in names):
+        raise ModelError(f"{index} must name .safetensors files of its folder (pickle weights are not loaded)")
     return [folder / name for name in names]
 
 

@@ -1,11 +1,12 @@
 """Real servers: `verdraft serve` as a subprocess on a free port, with the demo model."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -17,11 +18,13 @@ START_SECONDS = 240
 class RunningServer:
     """A process and how to reach it. Port 0 lets the system choose; the log says which one it was."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, python: Sequence[str], *flags: str, **environment: str) -> None:
         self.log = log
-        command = [sys.executable, "-m", "verdraft", "serve", "--port", "0", "--threads", "1", *flags]
+        command = [sys.executable, *python, "serve", "--port", "0", "--threads", "1", *flags]
         with log.open("wb") as stream:
-            self.process = subprocess.Popen(command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, env={**os.environ, **environment}
+            )
 
     def wait_ready(self) -> "RunningServer":
         """Wait until the log says where it listens."""
@@ -49,12 +52,12 @@ Launch = Callable[..., RunningServer]
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterator[Launch]:
-    """launch(*flags): a started server, perhaps still loading; all are stopped at the end."""
+    """launch(*flags, python=what to run, **environment): a server, perhaps still loading; stopped at the end."""
     started: list[RunningServer] = []
 
-    def start(*flags: str) -> RunningServer:
+    def start(*flags: str, python: Sequence[str] = ("-m", "verdraft"), **environment: str) -> RunningServer:
         log = tmp_path_factory.mktemp("server") / "log"
-        started.append(RunningServer(log, "--kv-blocks", "1024", *flags))
+        started.append(RunningServer(log, python, "--kv-blocks", "1024", *flags, **environment))
         return started[-1]
 
     yield start

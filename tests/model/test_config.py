@@ -106,6 +106,12 @@ def test_families_differ_in_biases_and_head_size(read: Read) -> None:
     [
         (LLAMA, {"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported"),
         (LLAMA, {"architectures": None}, "the architecture None is not supported"),
+        (
+            LLAMA,
+            {"auto_map": {"AutoModelForCausalLM": "evil.Model"}},
+            "code of its own, which is never executed",
+        ),
+        (LLAMA, {"auto_map": "evil"}, "auto_map must be an object or null"),
         (LLAMA, {"hidden_size": "64"}, "hidden_size must be a positive integer, got '64'"),
         (LLAMA, {"vocab_size": None}, "vocab_size must be a positive integer, got None"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads must be a divisor"),

@@ -1,8 +1,10 @@
 """Weights on disk: shards, float types, and every way in which they can be damaged."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +113,13 @@ def test_a_missing_shard_is_named(tiny_model: Callable[..., Path]) -> None:
     max(sharded.glob("*.safetensors")).unlink()
     with pytest.raises(ModelError, match=r"model-\d+-of-\d+\.safetensors is missing"):
         load(sharded)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../model.safetensors", "/etc/x.safetensors", "", 3, None])
+def test_an_index_names_safetensors_of_its_folder_alone(copy: Path, name: Any) -> None:
+    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+    with pytest.raises(ModelError, match=r"index\.json must name \.safetensors files of its folder"):
+        load(copy)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
