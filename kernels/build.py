@@ -14,10 +14,10 @@ from typing import Final
 import torch
 
 _FOLDER: Final = Path(__file__).parent
-_SOURCES: Final = tuple(_FOLDER / name for name in ("ops.cpp", "product.cpp", "quantized.cpp"))
+SOURCES: Final = tuple(_FOLDER / name for name in ("ops.cpp", "product.cpp", "quantized.cpp"))
 _HEADERS: Final = (_FOLDER / "vectors.h",)
 # -ffp-contract=off: else the compiler fuses multiply-adds in some instances of a template and not in others.
-_FLAGS: Final = ("-O3", "-std=c++20", "-ffp-contract=off", "-fPIC", "-fopenmp")
+FLAGS: Final = ("-O3", "-std=c++20", "-ffp-contract=off", "-fPIC", "-fopenmp")
 
 
 class NativeUnavailable(RuntimeError):
@@ -59,11 +59,11 @@ def _compiler() -> tuple[str, ...]:
 def _compile(compiler: tuple[str, ...], scratch: Path) -> Path:
     torch_folder = Path(torch.__file__).parent
     include = f"-I{torch_folder / 'include'}"
-    units = [scratch / f"{source.stem}.o" for source in _SOURCES]
+    units = [scratch / f"{source.stem}.o" for source in SOURCES]
     with ThreadPoolExecutor(len(units)) as pool:
         jobs = [
-            pool.submit(_run, *compiler, *_FLAGS, "-c", include, str(source), "-o", str(unit))
-            for source, unit in zip(_SOURCES, units, strict=True)
+            pool.submit(_run, *compiler, *FLAGS, "-c", include, str(source), "-o", str(unit))
+            for source, unit in zip(SOURCES, units, strict=True)
         ]
         for job in jobs:
             job.result()
@@ -83,8 +83,8 @@ def _cache_folder() -> Path:
 
 
 def _build_key(compiler: tuple[str, ...]) -> str:
-    texts = [path.read_text() for path in (*_SOURCES, *_HEADERS)]
-    parts = (*texts, " ".join(_FLAGS), " ".join(compiler), torch.__version__, _cpu_flags())
+    texts = [path.read_text() for path in (*SOURCES, *_HEADERS)]
+    parts = (*texts, " ".join(FLAGS), " ".join(compiler), torch.__version__, _cpu_flags())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
