@@ -10,7 +10,7 @@ CONFORMANCE ?= shared/conformance
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: serve test check wheel bench overhead conformance law sanitize soak clean
+.PHONY: serve test check wheel bench overhead conformance law portable sanitize soak clean
 
 serve: $(READY)
 	$(BIN)/verdraft serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -42,13 +42,17 @@ soak: $(READY)
 law: $(READY)
 	$(BIN)/pytest -m long tests/test_law.py $(ARGS)
 
-# The C++ under AddressSanitizer and UBSan, through the same tests; Python itself leaks by design. One test is about
-# fused multiply-adds, which the compiler forms only when it optimises.
+# The C++ as compiled for other processors, in QEMU's emulation of them; needs qemu-user-static and, for ARM,
+# g++-aarch64-linux-gnu.
+portable: $(READY)
+	$(BIN)/pytest -m long --timeout 1800 tests/kernels/test_processors.py $(ARGS)
+
+# The C++ under AddressSanitizer and UBSan, through the same tests; Python itself leaks by design.
 sanitize: $(READY)
 	XDG_CACHE_HOME="$(CURDIR)/build/sanitize" CXX="$(CURDIR)/tests/kernels/sanitized-g++" \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	$(BIN)/pytest -p no:faulthandler --timeout 1800 tests/kernels/test_attention.py tests/kernels/test_ops.py \
-	tests/kernels/test_linear.py tests/kernels/test_quantized.py -k 'not one_chain' $(ARGS)
+	$(BIN)/pytest -p no:faulthandler --timeout 1800 tests/kernels/test_attention.py tests/kernels/test_tree.py \
+	tests/kernels/test_ops.py tests/kernels/test_linear.py tests/kernels/test_quantized.py $(ARGS)
 
 conformance: $(READY)
 	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -p no:asyncio -p no:cacheprovider -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)

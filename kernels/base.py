@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
+import torch
 from torch import Tensor, device, dtype
 
 LayerKV: TypeAlias = Any  # one layer's K and V pages; only the backend that made it knows the layout
+CHAINS: Final = torch.empty(0, dtype=torch.int32)  # of Batch.parents: every query follows the one before it
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One pass's ragged queries over pages, shared by all layers. Row b owns queries [cu_q[b], cu_q[b+1]).
 
-    Query i of row b sits at position seq_lens[b] - q_len(b) + i and sees keys 0..that position
-    (causal, aligned at the bottom right).
+    Query i of row b has place seq_lens[b] - q_len(b) + i in the context and sees the keys 0 to its place
+    (causal, aligned at the bottom right). With `parents` the queries of a row are a tree (tree.py): each sees the keys
+    before this pass, its ancestors and itself, and gets the bits that it has in a chain of these alone.
     """
 
     cu_q: Tensor  # [B+1] int32
@@ -24,6 +27,7 @@ class Batch:
     positions: Tensor  # [T] int64: absolute position of every query token
     max_q: int
     max_k: int
+    parents: Tensor = CHAINS  # [T] int32: an earlier query of the same row, -1: the token before this pass; or CHAINS
 
 
 class KernelUnavailable(RuntimeError):
@@ -53,6 +57,11 @@ class Kernels(Protocol):
 
     def write(self, k: Tensor, v: Tensor, layer_kv: LayerKV, slots: Tensor) -> None:
         """Store k, v [T, kv_heads, dim] at `slots`."""
+        ...
+
+    def move(self, layer_kv: LayerKV, sources: Tensor, targets: Tensor) -> None:
+        """Copy K and V of the slots `sources` [N] to the slots `targets` [N], as if all were read before any is
+        written: an accepted path of a tree becomes a chain."""
         ...
 
     def attend(self, q: Tensor, layer_kv: LayerKV, batch: Batch, scale: float) -> Tensor:

@@ -60,6 +60,9 @@ class CpuKernels:
     def write(self, k: Tensor, v: Tensor, layer_kv: Any, slots: Tensor) -> None:
         self._ops.write(k, v, layer_kv, slots)
 
+    def move(self, layer_kv: Any, sources: Tensor, targets: Tensor) -> None:
+        self._ops.move(layer_kv, sources, targets)
+
     def attend(self, q: Tensor, layer_kv: Any, batch: Batch, scale: float) -> Tensor:
         out: Tensor = self._ops.attend(q, layer_kv, batch, scale)
         return out

@@ -22,7 +22,8 @@ from verdraft.kernels.noise import Words
 _LONG: Final = 1 << 24  # multiplications of a product that takes some tenths of a millisecond
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: Final = {
-    "verdraft_attend": (_P, _I, _P, _I, _P, _P, _P, _P, _I, _I, _F),
+    "verdraft_attend": (_P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _F),
+    "verdraft_move": (_P, _P, _P, _I),
     "verdraft_write": (_P, _I, _P, _I, _P, _P, _I),
     "verdraft_rope": (_P, _I, _I, _P, _I, _I, _P, _P, _I, _I),
     "verdraft_rms_norm": (_P, _I, _P, _P, _I, _I, _F),
@@ -79,7 +80,7 @@ class NativeOps:
         self._lanes, self._panel_width = _constant(held, "verdraft_lanes"), _constant(held, "verdraft_panel_width")
         self._weights = HugePages()
         self._attend = _function(released, "verdraft_attend")
-        self._write = _function(held, "verdraft_write")
+        self._write, self._move = _function(held, "verdraft_write"), _function(held, "verdraft_move")
         self._rope = _function(held, "verdraft_rope")
         self._rms_norm = _function(held, "verdraft_rms_norm")
         self._layer_norm = _function(held, "verdraft_layer_norm")
@@ -110,9 +111,15 @@ class NativeOps:
             k.data_ptr(), _stride(k), v.data_ptr(), _stride(v), layer_kv.address, slots.data_ptr(), slots.shape[0]
         )
 
+    def move(self, layer_kv: NativeKV, sources: Tensor, targets: Tensor) -> None:
+        assert sources.dtype == targets.dtype == torch.int64
+        assert sources.is_contiguous() is targets.is_contiguous() is True
+        self._move(layer_kv.address, sources.data_ptr(), targets.data_ptr(), sources.shape[0])
+
     def attend(self, q: Tensor, layer_kv: NativeKV, batch: Batch, scale: float) -> Tensor:
-        pages, seq_lens = batch.pages, batch.seq_lens
-        assert pages.dtype == seq_lens.dtype == batch.cu_q.dtype == torch.int32
+        pages, seq_lens, parents = batch.pages, batch.seq_lens, batch.parents
+        assert pages.dtype == seq_lens.dtype == batch.cu_q.dtype == parents.dtype == torch.int32
+        assert parents.shape[0] in (0, q.shape[0]), "parents: expected one for each query"
         out = q.new_empty(q.shape)
         self._attend(
             q.data_ptr(),
@@ -122,6 +129,7 @@ class NativeOps:
             layer_kv.address,
             batch.cu_q.data_ptr(),
             seq_lens.data_ptr(),
+            parents.data_ptr(),  # null if empty
             pages.data_ptr(),
             pages.stride(0),
             seq_lens.shape[0],

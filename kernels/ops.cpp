@@ -97,10 +97,21 @@ struct Group {  // at most L neighbouring keys of one page
   const float* k;
   const float* v;
   int64_t start, keys;  // position of the first, how many slots the page has here
+  int64_t k_stride;     // from one dimension to the next
+};
+
+// The keys that a query sees: those at the positions below `in_place`, then `moved`, up to the query's own.
+struct Path {
+  int64_t limit;  // how many
+  int64_t in_place = std::numeric_limits<int64_t>::max();
+  std::vector<int32_t> moved;  // where keys of a tree lie whose places are not their positions
+
+  int64_t place(int64_t position) const { return position < in_place ? position : moved[position - in_place]; }
 };
 
 struct Row {  // one (query, head): its running softmax
   int64_t limit;  // keys it may see
+  const Path* path;
   float max;
   Vec sum;
   const float* q;
@@ -119,7 +130,7 @@ template <int R>
 void score(Tile& t, const Layer& kv, const Group& group, int g) {
   Vec acc[R] = {};
   const float *q = t.q, *k = group.k;
-  for (int64_t d = 0; d < kv.dim; ++d, q += R, k += kv.lanes) {
+  for (int64_t d = 0; d < kv.dim; ++d, q += R, k += group.k_stride) {
     const Vec key = load(k);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = mul_add(fill(q[r]), key, acc[r]);
@@ -232,19 +243,83 @@ int next_block(const Layer& kv, const int32_t* pages, int64_t head, int64_t limi
   while (count < kBlockGroups && start < limit) {
     const int64_t page = pages[start / kv.page_size], offset = start % kv.page_size;
     const int64_t keys = std::min<int64_t>(L, kv.page_size - offset);
-    groups[count++] = {kv.k_page(page, head) + offset, kv.v_page(page, head) + offset * kv.padded_dim, start, keys};
+    groups[count++] = {kv.k_page(page, head) + offset, kv.v_page(page, head) + offset * kv.padded_dim, start, keys, kv.lanes};
     start += keys;
   }
   return count;
 }
 
+// Replaces groups that hold moved keys of a row by copies in `scratch`, every key at its position.
+void gather_moved(const Layer& kv, const int32_t* pages, int64_t head, const Path& path, Group* groups, int count,
+                  std::vector<float>& scratch) {
+  scratch.resize(kBlockGroups * L * (kv.dim + kv.padded_dim));
+  float* k = scratch.data();
+  for (Group* group = groups; group < groups + count; ++group, k += L * (kv.dim + kv.padded_dim)) {
+    if (group->start + group->keys <= path.in_place) continue;
+    float* v = k + L * kv.dim;
+    for (int64_t i = 0; i < group->keys && group->start + i < path.limit; ++i) {
+      const int64_t place = path.place(group->start + i), page = pages[place / kv.page_size], offset = place % kv.page_size;
+      const float* column = kv.k_page(page, head) + offset;
+      for (int64_t d = 0; d < kv.dim; ++d) k[d * L + i] = column[d * kv.lanes];
+      std::copy_n(kv.v_page(page, head) + offset * kv.padded_dim, kv.padded_dim, v + i * kv.padded_dim);
+    }
+    group->k = k, group->v = v, group->k_stride = L;
+  }
+}
+
+// The rest of one row, from `start` on: as attend_tile, whose rows share no keys there.
+void attend_alone(Tile& t, int r, const Layer& kv, const int32_t* pages, int64_t head, int64_t start) {
+  const int chunks = kv.padded_dim / L;
+  Tile alone;
+  alone.count = 1;
+  alone.rows[0] = t.rows[r];
+  std::copy_n(t.acc + r * chunks, chunks, alone.acc);
+  for (int64_t d = 0; d < kv.dim; ++d) alone.q[d] = t.q[d * t.count + r];
+  std::vector<float> scratch;
+  Group groups[kBlockGroups];
+  while (int count = next_block(kv, pages, head, t.rows[r].limit, start, groups)) {
+    gather_moved(kv, pages, head, *t.rows[r].path, groups, count, scratch);
+    attend_block<1>(alone, kv, groups, count);
+  }
+  t.rows[r] = alone.rows[0];
+  std::copy_n(alone.acc, chunks, t.acc + r * chunks);
+}
+
 void attend_tile(Tile& t, const Layer& kv, const int32_t* pages, int64_t head, float scale) {
   begin_tile(t, kv, scale);
-  int64_t limit = 0, start = 0;
-  for (int r = 0; r < t.count; ++r) limit = std::max(limit, t.rows[r].limit);
+  int64_t limit = 0, in_place = std::numeric_limits<int64_t>::max(), start = 0, done = 0;
+  for (int r = 0; r < t.count; ++r) {
+    limit = std::max(limit, t.rows[r].limit);
+    in_place = std::min(in_place, t.rows[r].path->in_place);
+  }
   Group groups[kBlockGroups];
-  while (int count = next_block(kv, pages, head, limit, start, groups)) kAttendBlock[t.count - 1](t, kv, groups, count);
+  while (int count = next_block(kv, pages, head, limit, start, groups)) {
+    if (start > in_place) break;
+    kAttendBlock[t.count - 1](t, kv, groups, count);
+    done = start;
+  }
+  if (done < limit)
+    for (int r = 0; r < t.count; ++r) attend_alone(t, r, kv, pages, head, done);
   end_tile(t, kv);
+}
+
+// What each of a sequence's queries sees, `before` keys being older than all. Without parents each sees those before it.
+void trace(const int32_t* parents, int64_t queries, int64_t before, Path* paths) {
+  std::vector<int32_t> path;
+  for (int64_t query = 0; query < queries; ++query) {
+    paths[query].limit = before + query + 1;
+    if (!parents) continue;
+    path.clear();
+    for (int32_t i = query; i >= 0; i = parents[i]) path.push_back(i);
+    std::reverse(path.begin(), path.end());
+    const int64_t length = path.size();
+    int64_t same = 0;
+    while (same < length && path[same] == same) ++same;
+    paths[query].limit = before + length;
+    if (same == length) continue;
+    paths[query].in_place = before + same;
+    for (; same < length; ++same) paths[query].moved.push_back(before + path[same]);
+  }
 }
 
 struct Task {
@@ -319,20 +394,27 @@ extern "C" {
 int64_t verdraft_lanes() { return L; }
 
 // q [T, heads, dim] and k, v [T, kv_heads, dim] have contiguous rows `stride` floats apart; out is contiguous.
-// `layer` is {k pages, v pages, page_size, kv_heads, dim}.
+// `layer` is {k pages, v pages, page_size, kv_heads, dim}; `parents` is null or base.py's Batch.parents.
 void verdraft_attend(const float* q, int64_t q_stride, float* out, int64_t heads, const int64_t* layer, const int32_t* cu_q,
-                     const int32_t* seq_lens, const int32_t* pages, int64_t pages_stride, int64_t sequences, float scale) {
+                     const int32_t* seq_lens, const int32_t* parents, const int32_t* pages, int64_t pages_stride, int64_t sequences,
+                     float scale) {
   const Layer kv(layer);
   const int64_t group = heads / kv.kv_heads;
   const std::vector<Task> tasks = split(cu_q, sequences, group, kv.kv_heads);
+  std::vector<Path> paths(cu_q[sequences]);
   int64_t work = 0;
-  for (int64_t b = 0; b < sequences; ++b) work += (cu_q[b + 1] - cu_q[b]) * static_cast<int64_t>(seq_lens[b]) * heads * kv.dim;
+  for (int64_t b = 0; b < sequences; ++b) {
+    const int64_t first = cu_q[b], count = cu_q[b + 1] - first;
+    trace(parents ? parents + first : nullptr, count, seq_lens[b] - count, paths.data() + first);
+    work += count * seq_lens[b] * heads * kv.dim;
+  }
   const auto run = [&](Tile& t, const Task& task) {
-    const int64_t first = cu_q[task.sequence], count = cu_q[task.sequence + 1] - first;
+    const int64_t first = cu_q[task.sequence];
     t.count = task.count;
     for (int r = 0; r < t.count; ++r) {
       const int64_t query = (task.first + r) / group, head = task.head * group + (task.first + r) % group;
-      t.rows[r].limit = seq_lens[task.sequence] - count + query + 1;
+      t.rows[r].path = &paths[first + query];
+      t.rows[r].limit = t.rows[r].path->limit;
       t.rows[r].q = q + (first + query) * q_stride + head * kv.dim;
       t.rows[r].out = out + ((first + query) * heads + head) * kv.dim;
     }
@@ -359,6 +441,22 @@ void verdraft_write(const float* k, int64_t k_stride, const float* v, int64_t v_
       std::memcpy(kv.v_page(page, head) + offset * kv.padded_dim, v + t * v_stride + head * kv.dim, kv.dim * sizeof(float));
     }
   });
+}
+
+// Copies the keys and values at `sources` to `targets`, as if all were read before any is written.
+void verdraft_move(const int64_t* layer, const int64_t* sources, const int64_t* targets, int64_t tokens) {
+  const Layer kv(layer);
+  const int64_t size = kv.kv_heads * kv.dim;
+  std::vector<float> k(tokens * size), v(tokens * size);
+  for (int64_t t = 0; t < tokens; ++t) {
+    const int64_t page = sources[t] / kv.page_size, offset = sources[t] % kv.page_size;
+    for (int64_t head = 0; head < kv.kv_heads; ++head) {
+      const int64_t at = t * size + head * kv.dim;
+      for (int64_t d = 0; d < kv.dim; ++d) k[at + d] = kv.k_page(page, head)[offset + d * kv.lanes];
+      std::copy_n(kv.v_page(page, head) + offset * kv.padded_dim, kv.dim, v.data() + at);
+    }
+  }
+  verdraft_write(k.data(), size, v.data(), size, layer, targets, tokens);
 }
 
 void verdraft_rope(float* q, int64_t q_stride, int64_t heads, float* k, int64_t k_stride, int64_t kv_heads, const float* cos,

@@ -12,6 +12,7 @@ from torch import Tensor
 from verdraft.kernels.base import Batch
 from verdraft.kernels.blocks import Blocks
 from verdraft.kernels.torch_ref import TorchKernels, TorchKV, TorchLinear
+from verdraft.kernels.tree import paths
 
 
 class PortableOps:
@@ -27,15 +28,17 @@ class PortableOps:
     def write(self, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
         self._torch.write(k, v, layer_kv, slots)
 
+    def move(self, layer_kv: TorchKV, sources: Tensor, targets: Tensor) -> None:
+        self._torch.move(layer_kv, sources, targets)
+
     def attend(self, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
         out = q.new_empty(q.shape)
         cu_q = batch.cu_q.tolist()
         for row, k_len in enumerate(batch.seq_lens.tolist()):
             k, v = layer_kv.context(batch.pages[row], k_len)
             begin, end = cu_q[row], cu_q[row + 1]
-            for i in range(begin, end):
-                limit = k_len - (end - 1 - i)
-                out[i] = _attend_row(q[i], k[:limit], v[:limit], scale)
+            for i, keys in enumerate(_keys_seen(batch.parents[begin:end].tolist(), end - begin, k_len), begin):
+                out[i] = _attend_row(q[i], k[keys], v[keys], scale)
         return out
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -73,6 +76,14 @@ class PortableOps:
             # A copy of the row, because alignment may choose another code path in the library below.
             out[i] = F.linear(x[i : i + 1].clone(), packed.weight, packed.bias)[0]
         return out
+
+
+def _keys_seen(parents: Sequence[int], q_len: int, k_len: int) -> Sequence[slice | list[int]]:
+    """The keys of each query, in the order of their positions. No parents: a chain."""
+    before = k_len - q_len
+    if not parents:
+        return [slice(before + i + 1) for i in range(q_len)]
+    return [[*range(before), *(before + node for node in path)] for path in paths(parents)]
 
 
 def _attend_row(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

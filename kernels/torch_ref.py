@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
+from verdraft.kernels.tree import paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,10 @@ class TorchKernels:
         layer_kv.k.flatten(0, 1).index_copy_(0, slots, k)
         layer_kv.v.flatten(0, 1).index_copy_(0, slots, v)
 
+    def move(self, layer_kv: TorchKV, sources: Tensor, targets: Tensor) -> None:
+        for pages in (layer_kv.k.flatten(0, 1), layer_kv.v.flatten(0, 1)):
+            pages[targets] = pages[sources]
+
     def attend(self, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
         out = q.new_empty(q.shape)
         cu_q = batch.cu_q.tolist()
@@ -68,7 +73,8 @@ class TorchKernels:
             begin, end = cu_q[row], cu_q[row + 1]
             if begin < end:
                 k, v = layer_kv.context(batch.pages[row], k_len)
-                out[begin:end] = attend_one(q[begin:end], k, v, scale)
+                seen = visible(batch.parents[begin:end].tolist(), end - begin, k_len).to(q.device)
+                out[begin:end] = attend_one(q[begin:end], k, v, scale, seen)
         return out
 
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -94,10 +100,17 @@ class TorchKernels:
         return F.linear(x, packed.weight, packed.bias)
 
 
-def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """One sequence: q [q, heads, dim] at the end of the context k, v [k, kv_heads, dim]; returns like q."""
-    q_len, k_len = q.shape[0], k.shape[0]
-    mask = torch.ones(q_len, k_len, dtype=torch.bool, device=q.device).tril(k_len - q_len)
+def visible(parents: Sequence[int], q_len: int, k_len: int) -> Tensor:
+    """Which of a sequence's keys each of its queries sees: bool [q_len, k_len]. No parents: a chain."""
+    mask = torch.ones(q_len, k_len, dtype=torch.bool).tril(k_len - q_len)
+    for query, path in enumerate(paths(parents)):
+        mask[query, k_len - q_len :] = False
+        mask[query, [k_len - q_len + i for i in path]] = True
+    return mask
+
+
+def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tensor:
+    """One sequence: q [q, heads, dim] over k, v [k, kv_heads, dim], as far as mask [q, k] allows; returns like q."""
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
         k.transpose(0, 1).unsqueeze(0),

@@ -15,10 +15,10 @@ from verdraft.kernels.torch_ref import TorchKernels
 
 
 def older_processors() -> list[str]:
-    """The -march of older processors whose code runs here: x86-64 without AVX, and with AVX2."""
+    """The -march of older processors whose code runs here: x86-64 without AVX, and with AVX2 where that is older."""
     info = Path("/proc/cpuinfo")
     words = set(info.read_text().split()) if info.exists() else set()
-    return [march for march, flag in (("x86-64", "lm"), ("x86-64-v3", "avx2")) if flag in words]
+    return [march for march, beyond in (("x86-64", "avx"), ("x86-64-v3", "avx512f")) if beyond in words]
 
 
 NATIVE = ["native", *older_processors()]

@@ -14,8 +14,8 @@ int64_t verdraft_lanes();
 int64_t verdraft_panel_width();
 void verdraft_linear(const float*, int64_t, const float*, const float*, float*, int64_t, int64_t, int64_t);
 void verdraft_block_linear(int64_t, const float*, int64_t, const uint8_t*, const float*, float*, int64_t, int64_t, int64_t);
-void verdraft_attend(const float*, int64_t, float*, int64_t, const int64_t*, const int32_t*, const int32_t*, const int32_t*, int64_t,
-                     int64_t, float);
+void verdraft_attend(const float*, int64_t, float*, int64_t, const int64_t*, const int32_t*, const int32_t*, const int32_t*,
+                     const int32_t*, int64_t, int64_t, float);
 void verdraft_write(const float*, int64_t, const float*, int64_t, const int64_t*, const int64_t*, int64_t);
 void verdraft_rope(float*, int64_t, int64_t, float*, int64_t, int64_t, const float*, const float*, int64_t, int64_t);
 void verdraft_rms_norm(const float*, int64_t, const float*, float*, int64_t, int64_t, float);
@@ -192,7 +192,7 @@ void check_attention(int64_t context, int64_t page_size, int64_t heads, int64_t 
     }
   check_rows("attend", heads * dim, expected, [&](int64_t first, int64_t count, float* out) {
     const int32_t cu_q[] = {0, static_cast<int32_t>(count)}, length = context - kRows + first + count;
-    verdraft_attend(&q[first * heads * dim], heads * dim, out, heads, layer, cu_q, &length, table.data(), pages, 1, 0.1f);
+    verdraft_attend(&q[first * heads * dim], heads * dim, out, heads, layer, cu_q, &length, nullptr, table.data(), pages, 1, 0.1f);
   });
 }
 
