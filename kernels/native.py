@@ -37,7 +37,7 @@ _SIGNATURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class NativeKV:
-    """One layer's pages in the layout of ops.cpp, and their description for it."""
+    """One layer's pages in the layout of attention.cpp, and their description for it."""
 
     k: Tensor  # [pages, kv_heads, dim, page_size rounded up to the vector]
     v: Tensor  # [pages, kv_heads, page_size, dim rounded up to the vector]

@@ -64,4 +64,43 @@ inline void store_some(float* p, Vec x, int64_t n) {
   if (n > 0) std::memcpy(p, lanes, n * sizeof(float));
 }
 
+inline IntVec first_lanes(int64_t n) {  // all ones below n
+  IntVec lane;
+  for (int i = 0; i < L; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(n);
+}
+
+inline float sum_lanes(Vec x) {
+  float lanes[L];
+  store(lanes, x);
+  for (int half = L / 2; half; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+inline float max_lanes(Vec x) {
+  float best = x[0];
+  for (int i = 1; i < L; ++i) best = x[i] > best ? x[i] : best;
+  return best;
+}
+
+// 2^x, relative error about 1e-7, x clamped to [-100, 126] (no denormals arise); NaN stays NaN.
+// exp2(0) is exactly 1.
+inline Vec exp2(Vec x) {
+  x = x < fill(-100.0f) ? fill(-100.0f) : x;
+  x = x > fill(126.0f) ? fill(126.0f) : x;
+  const Vec n = (x + 12582912.0f) - 12582912.0f;  // nearest integer
+  const Vec f = x - n;
+  Vec y = fill(1.52527338e-5f);
+  y = mul_add(y, f, fill(1.54035304e-4f));
+  y = mul_add(y, f, fill(1.33335581e-3f));
+  y = mul_add(y, f, fill(9.61812911e-3f));
+  y = mul_add(y, f, fill(5.55041087e-2f));
+  y = mul_add(y, f, fill(2.40226507e-1f));
+  y = mul_add(y, f, fill(6.93147181e-1f));
+  y = mul_add(y, f, fill(1.0f));
+  const IntVec bits = reinterpret_cast<IntVec>(y) + (__builtin_convertvector(n, IntVec) << 23);
+  return reinterpret_cast<Vec>(bits);
+}
+
 }  // namespace
