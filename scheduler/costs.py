@@ -8,7 +8,8 @@ import torch
 
 from verdraft.model.exit_head import Exits
 from verdraft.scheduler.runner import Runner, ragged_batch
-from verdraft.spec.spending import CostTable, ExitCosts
+from verdraft.spec.exit_costs import ExitCosts
+from verdraft.spec.spending import CostTable
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 256  # tokens of context per pass, a typical chat

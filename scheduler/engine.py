@@ -28,7 +28,6 @@ from verdraft.spec.draft import EMPTY, Draft, Drafter
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, spend
 from verdraft.spec.suffix import SuffixStores
-from verdraft.spec.window import NO_CYCLE, Cycle
 
 logger = logging.getLogger("verdraft.engine")
 
@@ -56,7 +55,7 @@ class Engine:
         self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers))
         law = Law(tuple(sorted(config.eos_token_ids)), choose_philox())
         self._verifier = Verifier(law)
-        self._exits = ExitDrafter(self._runner, exits, law, model.config.vocab_size)
+        self.exits = ExitDrafter(exits, self._runner, law, self.scheduler)
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self._default_drafter
         self._sequences: dict[Request, Sequence] = {}
@@ -66,7 +65,13 @@ class Engine:
         """Learn what a pass costs here, so that drafts are no longer than pays; before the first request."""
         assert not self._sequences
         self.costs = measure_costs(self._runner, self.config.num_blocks)
+        self.exits.measure(self.costs)
         logger.info("a pass costs %s", ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in self.costs.points()))
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What a request's `speculation` may ask for."""
+        return ("auto", "off", "suffix", *self.exits.modes)
 
     @property
     def has_work(self) -> bool:
@@ -85,13 +90,15 @@ class Engine:
         room = self.config.max_model_len - len(request.prompt)
         wanted = request.params.max_tokens
         self._order += 1
+        cycle = self.exits.cycle(self._mode(request))
         seq = Sequence(
             request,
             self._order,
             self._make_drafter(request),
             num_segments=self._runner.num_segments,
             max_len=len(request.prompt) + (room if wanted is None else min(wanted, room)),
-            cycle=self._cycle(self._mode(request)),
+            cycle=cycle,
+            agreement=self.exits.agreement(cycle),
             leader=self._sequences.get(leader) if leader else None,
         )
         self._sequences[request] = seq
@@ -107,13 +114,6 @@ class Engine:
         remembered = max(32, self.config.max_model_len)
         store = self.stores.of(request.cache_salt) if mode == "suffix" else None
         return make_drafter(mode, request.prediction, store, remembered, request.constraint)
-
-    def _cycle(self, mode: Mode) -> Cycle:
-        """How exits draft in this mode: not at all in most."""
-        config = self.config
-        if mode not in ("early_exit", "hispec") or not self._exits.exits:
-            return NO_CYCLE
-        return Cycle(config.exit_window, config.exit_round, mode == "hispec", config.exit_confidence)
 
     def abort(self, request: Request) -> list[Output]:
         """End a request wherever it is; its last slice says "abort". Unknown or finished: nothing."""
@@ -151,7 +151,7 @@ class Engine:
         budget = self.config.max_batch_tokens if len(decoding) == len(running) else self.config.max_batch_tokens // 2
         share = budget // max(1, len(decoding)) - 1
         drafts = [self._propose(seq, share) for seq in decoding]
-        self._fill_windows(decoding, drafts, share)
+        drafts = self.exits.draft(decoding, drafts, [self._room(seq, share) for seq in decoding])
         lengths = spend([draft.probs for draft in drafts], len(decoding), self.costs)
         for seq, draft, length in zip(decoding, drafts, lengths, strict=True):
             seq.draft = draft.trim(length)
@@ -163,28 +163,6 @@ class Engine:
     def _room(self, seq: Sequence, share: int) -> int:
         """The pass itself yields one token, so the draft needs at most one less than what may still come."""
         return min(share, seq.max_len - len(seq.tokens) - 1)
-
-    def _fill_windows(self, decoding: list[Sequence], drafts: list[Draft], share: int) -> None:
-        """Let exits draft for the sequences that want it and have nothing better yet."""
-        limits: dict[int, int] = {}
-        for i, seq in enumerate(decoding):
-            limit = min(seq.cycle.window, self._room(seq, share))
-            if limit > 0 and not drafts[i].tokens:
-                limits[i] = min(limit, self.scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens))
-        chosen = [i for i, limit in limits.items() if limit > 0]
-        found = self._draft_at_exits([decoding[i] for i in chosen], [limits[i] for i in chosen])
-        for i, draft in zip(chosen, found, strict=True):
-            drafts[i] = draft
-
-    def _draft_at_exits(self, seqs: list[Sequence], limits: list[int]) -> list[Draft]:
-        """An error here is nobody's loss: these sequences go on without exits."""
-        try:
-            return self._exits.draft(seqs, limits)
-        except Exception:
-            logger.exception("exits failed; %d sequences go on without them", len(seqs))
-            for seq in seqs:
-                seq.cycle = NO_CYCLE
-            return [EMPTY] * len(seqs)
 
     def _execute(self, plan: list[Work]) -> list[Verified | Failed]:
         """Run the plan. When it fails, run each work alone, so that only the one at fault is lost: by the law the

@@ -1,147 +1,83 @@
-"""Drafting with the model's own early exits: fills the windows of many sequences in lockstep (DESIGN section 4).
+"""Early exits as a draft source: which sequences get a window, how long it may be, and when they are given up."""
 
-Everything here is draft side: it may be wrong, but what it leaves in the KV pool is the target's own (the lower
-segments of a drafted token are computed once, and the full pass goes on from there).
-"""
+import logging
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
-from verdraft.kernels.sampling import AllTokensMasked, BadLogits
-from verdraft.model.exit_head import ExitHead, Exits
-from verdraft.scheduler.plan import Work
+from verdraft.model.exit_head import Exits
+from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.costs import measure_exits
+from verdraft.scheduler.filling import WindowFiller
+from verdraft.scheduler.request import EXIT_MODES, Mode
 from verdraft.scheduler.runner import Runner
+from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
-from verdraft.scheduler.verifier import Law, Rows, accept
-from verdraft.spec.constraint import ConstraintFailed
-from verdraft.spec.draft import Draft, common_length
-from verdraft.spec.window import Window
+from verdraft.scheduler.verifier import Law
+from verdraft.spec.agreement import FLOOR, Agreement
+from verdraft.spec.draft import EMPTY, Draft
+from verdraft.spec.exit_costs import ExitCosts
+from verdraft.spec.spending import CostTable
+from verdraft.spec.window import NO_CYCLE, Cycle
 
-NOTHING_TO_SAY = (AllTokensMasked, BadLogits, ConstraintFailed)  # at a head of few tokens, or one that fails
-
-
-@dataclass(slots=True)
-class Filling:
-    """A sequence and the window that it is getting. `held`, a beginning of the window, is pushed to the sequence."""
-
-    seq: Sequence
-    window: Window
-    held: list[int] = field(default_factory=list)
-
-    def hold(self, tokens: Seq[int]) -> None:
-        """Push exactly these tokens of the window to the sequence, for penalties and grammar."""
-        common = common_length(self.held, tokens)
-        for _ in self.held[common:]:
-            self.seq.pop()
-        for token in tokens[common:]:
-            self.seq.push(token)
-        self.held = list(tokens)
-
-    def work(self) -> Work:
-        """Everything known and drafted; what of it is computed already, each segment knows."""
-        start, drafted = self.seq.computed[-1], tuple(self.window.tokens)
-        return Work(self.seq, start, len(self.seq.tokens) + len(drafted) - start, Draft(drafted))
+logger = logging.getLogger("verdraft.exits")
 
 
-@dataclass(frozen=True, slots=True)
 class ExitDrafter:
-    """Runs drafting rounds and checks; owns no state."""
+    """Drafts for decoding sequences whose mode asks for it. Without exits no sequence's does."""
 
-    runner: Runner
-    exits: Exits
-    law: Law
-    vocab_size: int
+    def __init__(self, exits: Exits, runner: Runner, law: Law, scheduler: Scheduler) -> None:
+        self.exits = exits
+        self.costs = ExitCosts()
+        self._runner = runner
+        self._scheduler = scheduler
+        self._filler = WindowFiller(exits, runner, law)
 
-    def draft(self, seqs: Seq[Sequence], limits: Seq[int]) -> list[Draft]:
-        """A draft of at most limits[i] > 0 tokens for each decoding sequence, which has blocks for them."""
-        for seq in seqs:
-            seq.roll_back(seq.computed[-1])  # from a window for which the last step had no room
-        fillings = [
-            Filling(seq, Window(seq.cycle, limit, self.law.ends(seq))) for seq, limit in zip(seqs, limits, strict=True)
-        ]
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes that these exits make possible."""
+        return EXIT_MODES if self.exits else ()
+
+    def measure(self, full: CostTable) -> None:
+        """Learn what segments and heads cost here; `full` are whole passes."""
+        if self.exits:
+            self.costs = measure_exits(self._runner, self._config.num_blocks, self.exits, full)
+
+    @property
+    def _config(self) -> EngineConfig:
+        return self._scheduler.config
+
+    def cycle(self, mode: Mode) -> Cycle:
+        """How exits draft in this mode: not at all in most."""
+        if mode not in self.modes:
+            return NO_CYCLE
+        config = self._config
+        return Cycle(config.exit_window, config.exit_round, mode == "hispec", config.exit_confidence)
+
+    def agreement(self, cycle: Cycle) -> Agreement:
+        """A new sequence's: exits are given up where they cannot pay."""
+        return Agreement(max(FLOOR, self.costs.break_even(cycle)))
+
+    def draft(self, decoding: list[Sequence], drafts: list[Draft], rooms: list[int]) -> list[Draft]:
+        """`drafts`, and a window of at most rooms[i] tokens where exits are wanted and another source has nothing."""
+        wanting = [i for i, seq in enumerate(decoding) if seq.cycle.window and not drafts[i].tokens]
+        if not wanting:
+            return drafts
+        limits = {i: self._limit(decoding[i], rooms[i], len(wanting), len(decoding)) for i in wanting}
+        chosen = [i for i in wanting if limits[i] > 0]
+        found = self._fill([decoding[i] for i in chosen], [limits[i] for i in chosen])
+        filled = dict(zip(chosen, found, strict=True))
+        return [filled.get(i, draft) for i, draft in enumerate(drafts)]
+
+    def _limit(self, seq: Sequence, room: int, num_windows: int, num_decoding: int) -> int:
+        """As many tokens as pay, as may still come, and as free blocks have room for."""
+        keep, agree = seq.agreement.rate, seq.inner.rate
+        limit = min(room, self.costs.best_length(seq.cycle, keep, agree, num_windows, num_decoding))
+        return self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
+
+    def _fill(self, seqs: list[Sequence], limits: list[int]) -> list[Draft]:
+        """An error here is nobody's loss: these sequences go on without exits."""
         try:
-            self._fill(fillings)
-        finally:
-            for filling in fillings:
-                filling.hold(())
-        return [self._draft_of(filling) for filling in fillings]
-
-    def _draft_of(self, filling: Filling) -> Draft:
-        tokens = tuple(filling.window.tokens)
-        return Draft(tokens, "early_exit", filling.seq.agreement.probs(len(tokens)))
-
-    def _fill(self, fillings: list[Filling]) -> None:
-        while fillings:
-            while drafting := [filling for filling in fillings if filling.window.wants_draft]:
-                self._draft_round(drafting)
-            checking = [filling for filling in fillings if filling.window.wants_check]
-            if checking:
-                self._check(checking)
-            fillings = [filling for filling in fillings if not filling.window.closed]
-
-    def _draft_round(self, fillings: list[Filling]) -> None:
-        """One more token for each at L_d."""
-        hidden, counts = self._pass(fillings, depth=1)
-        head = self.exits.draft
-        scores = head.logits(hidden[np.cumsum(counts) - 1])
-        for filling, row in zip(fillings, scores, strict=True):
-            window = filling.window
-            filling.hold(window.tokens)
-            try:
-                token = self._guess(head, filling.seq, len(window.tokens), row)
-            except NOTHING_TO_SAY:  # this head has nothing to say here
-                window.closed = True
-            else:
-                window.draft(token, self._sure(head, window, token, row))
-
-    def _check(self, fillings: list[Filling]) -> None:
-        """L_i's own tokens as far as L_d agrees, and one more."""
-        hidden, counts = self._pass(fillings, depth=2)
-        scores = self.exits.check.logits(hidden)
-        for filling, rows in zip(fillings, np.split(scores, np.cumsum(counts)[:-1]), strict=True):
-            self._check_one(filling, rows)
-
-    def _check_one(self, filling: Filling, rows: Rows) -> None:
-        """Row j belongs to the checked tokens and the first j unchecked ones."""
-        seq, window, head = filling.seq, filling.window, self.exits.check
-        ahead = window.num_checked
-        filling.hold(window.tokens[:ahead])
-        try:
-            tokens = accept(seq, Draft(window.unchecked), lambda j: self._guess(head, seq, ahead + j, rows[j]))
-        except NOTHING_TO_SAY:
-            tokens = []
-        sure = [self._sure(head, window, token, row) for token, row in zip(tokens, rows, strict=False)]
-        window.check(tokens, sure)
-        # The last of L_i's tokens is not computed yet, even where L_d had drafted another one for its place.
-        agreed = max(0, len(tokens) - 1)
-        seq.roll_back(len(seq.tokens) + min(ahead + agreed, len(window.tokens)))
-
-    def _pass(self, fillings: list[Filling], depth: int) -> tuple[Tensor, list[int]]:
-        """Hidden states behind `depth` segments, and how many rows of them each gets."""
-        works = [filling.work() for filling in fillings]
-        counts = [work.owed(depth - 1) for work in works]
-        hidden = self.runner.run(works, depth)
-        for work, rows in zip(works, hidden.split_with_sizes(counts), strict=True):
-            work.seq.advance(depth, work.end, rows)
-        return hidden, counts
-
-    def _guess(self, head: ExitHead, seq: Sequence, ahead: int, row: Rows) -> int:
-        """The law's token at this exit: the same noise and the same parameters as the target's, by position."""
-        best = int(head.token_ids[row.argmax()])
-        return self.law.token(seq, ahead, best, lambda: self._spread(row, head.token_ids))
-
-    def _spread(self, row: Rows, token_ids: NDArray[np.int64]) -> Rows:
-        full = np.full(self.vocab_size, -np.inf, np.float32)
-        full[token_ids] = row
-        return full
-
-    def _sure(self, head: ExitHead, window: Window, token: int, row: Rows) -> bool:
-        """Whether the head itself, without the request's parameters, gives its token enough probability."""
-        if window.cycle.confidence <= 0.0:
-            return True
-        chosen = row[np.searchsorted(head.token_ids, token)]
-        return bool(window.cycle.confidence * np.exp(row - chosen).sum() <= 1.0)
+            return self._filler.fill(seqs, limits)
+        except Exception:
+            logger.exception("exits failed; %d sequences go on without them", len(seqs))
+            for seq in seqs:
+                seq.cycle = NO_CYCLE
+            return [EMPTY] * len(seqs)

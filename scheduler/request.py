@@ -10,6 +10,7 @@ from verdraft.scheduler.params import SamplingParams
 from verdraft.spec.constraint import UNCONSTRAINED, Constraint
 
 Mode: TypeAlias = Literal["auto", "off", "suffix", "early_exit", "hispec"]
+EXIT_MODES: tuple[Mode, ...] = ("early_exit", "hispec")
 
 
 class StopCheck(Protocol):

@@ -51,7 +51,8 @@ class Sequence:
     keys: list[bytes] = field(init=False)  # keys[i + 1] is the key of block i; only committed blocks have one
     num_remembered: int = 0
     draft: Draft = EMPTY
-    agreement: Agreement = field(default_factory=Agreement)
+    agreement: Agreement = field(default_factory=Agreement)  # of the full model with what exits drafted
+    inner: Agreement = field(default_factory=Agreement)  # of the exit that checks with the one that drafts
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     finished: bool = False

@@ -1,6 +1,7 @@
 """From settings to a service: device, kernels, model, KV pool, engine, text. Everything heavy is imported here."""
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -9,12 +10,15 @@ import torch
 
 from verdraft.kernels.base import Kernels
 from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.exit_file import load_exits, shipped_exits
+from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model, served_name
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.async_engine import AsyncEngine
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import Engine
+from verdraft.scheduler.request import EXIT_MODES
 from verdraft.server.chat_template import ChatTemplate
 from verdraft.server.requests import Limits
 from verdraft.server.service import Service, Text, TextWorkers
@@ -33,6 +37,7 @@ def build_service(settings: Settings) -> Service:
         model=settings.served_model_name or served_name(settings.model),
         vocab_size=text.tokenizer.vocab_size,
         max_model_len=engine.config.max_model_len,
+        modes=engine.modes,
         test_hooks=os.environ.get("VERDRAFT_TEST_HOOKS") == "1",
     )
     return Service(
@@ -60,7 +65,9 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization)
     _check_block_size(settings, kernels)
     model = load_model(path, kernels, dtype, device)
-    engine = Engine(model, _engine_config(settings, model))
+    exits = _exits(settings, model, path)
+    _check_mode(settings, exits)
+    engine = Engine(model, _engine_config(settings, model), exits=exits)
     engine.measure()
     return engine
 
@@ -86,6 +93,23 @@ def _check_block_size(settings: Settings, kernels: Kernels) -> None:
     if kernels.page_sizes and settings.block_size not in kernels.page_sizes:
         sizes = ", ".join(map(str, kernels.page_sizes))
         raise SettingsError(f"--block-size: the {kernels.name} kernels need one of {sizes}, got {settings.block_size}")
+
+
+def _exits(settings: Settings, model: Transformer, path: Path) -> Exits:
+    if settings.exits == "none":
+        return Exits()
+    if settings.exits == "auto":
+        return shipped_exits(model, path)
+    if layers := re.fullmatch(r"(\d+),(\d+)", settings.exits):
+        return own_exits(model, (int(layers[1]), int(layers[2])))
+    return load_exits(Path(settings.exits), model, path)
+
+
+def _check_mode(settings: Settings, exits: Exits) -> None:
+    if settings.speculation in EXIT_MODES and not exits:
+        raise SettingsError(
+            f"--speculation: {settings.speculation} needs early exits, this model has none; see --exits"
+        )
 
 
 def _engine_config(settings: Settings, model: Transformer) -> EngineConfig:

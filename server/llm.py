@@ -33,6 +33,7 @@ OFFLINE_SETTINGS = (
     "block_size",
     "memory_fraction",
     "speculation",
+    "exits",
     "dtype",
     "device",
     "kernels",

@@ -82,6 +82,12 @@ READINGS: tuple[Reading, ...] = (
     ("num_preemptions", "sequences set back", CounterMetricFamily, lambda c: c.num_preemptions),
     ("corrupted_requests", "sequences whose logits were not numbers", CounterMetricFamily, lambda c: c.corrupted),
     ("target_forward_passes", "decode rows of the full model", CounterMetricFamily, lambda c: c.target_passes),
+    (
+        "spec_decode_exits_given_up",
+        "sequences whose exits agreed too seldom with the full model",
+        CounterMetricFamily,
+        lambda c: c.exits_given_up,
+    ),
     ("iteration_tokens", "tokens that the engine's steps computed", CounterMetricFamily, lambda c: c.iteration_tokens),
 )
 

@@ -60,8 +60,9 @@ class Report:
         return usage | ({"completion_tokens_details": details} if details else {})
 
     def speculation(self) -> dict[str, Any]:
-        """The `speculation` object."""
-        return {"mode": self.mode} | acceptance(self.num_steps, self.sources)
+        """The `speculation` object. `exits_given_up`: in some choice they agreed too seldom with the full model."""
+        given_up = any(summary.spec.given_up for summary in self.summaries)
+        return {"mode": self.mode, "exits_given_up": given_up} | acceptance(self.num_steps, self.sources)
 
 
 def acceptance(num_steps: int, sources: Mapping[Source, SourceStats]) -> dict[str, Any]:

@@ -53,7 +53,15 @@ class Settings(BaseSettings):
         float | None, Field(gt=0, le=1, description="part of the free memory that the KV pool may take")
     ] = None
     speculation: Annotated[
-        Literal["auto", "off", "suffix"], Field(description="what a request's speculation `auto` means")
+        Literal["auto", "off", "suffix", "early_exit", "hispec"],
+        Field(description="what a request's speculation `auto` means"),
+    ] = "auto"
+    exits: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="early exits: auto (heads that come with verdraft), none, a folder of heads, or two layers D,I",
+        ),
     ] = "auto"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="float type")] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the model runs")] = "auto"

@@ -32,17 +32,6 @@ class CostTable:
 FREE = CostTable((1,), (0.0,))  # a further row costs nothing: every draft is verified whole
 
 
-@dataclass(frozen=True, slots=True)
-class ExitCosts:
-    """Seconds by number of tokens: of whole passes, of the segments below the two exits, and of the exits' heads."""
-
-    full: CostTable
-    lowest: CostTable  # layers [0, L_d)
-    middle: CostTable  # layers [L_d, L_i)
-    draft_head: CostTable
-    check_head: CostTable
-
-
 def spend(probs: Sequence[Sequence[float]], num_decoding: int, costs: CostTable) -> list[int]:
     """How many tokens of each draft to verify. probs[i][j] is the probability that draft i is accepted beyond token j.
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from verdraft.model.demo import demo_model
@@ -56,6 +57,24 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 def tiny_llama_path(tiny_model: TinyModel) -> Path:
     """2 layers, vocabulary 320, hidden 64, 4 heads over 2 KV heads of 32, context 512, EOS 2."""
     return tiny_model("Llama")
+
+
+@pytest.fixture(scope="session")
+def deep_llama_path(tiny_model: TinyModel) -> Path:
+    """As tiny_llama_path, with 4 layers; an early exit there is no better than chance."""
+    return tiny_model("Llama", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="session")
+def deep_agreeing_path(tiny_model: TinyModel) -> Path:
+    """As deep_llama_path, but the layers behind the first add little, so that early exits are often right."""
+    folder = tiny_model("Llama", num_hidden_layers=4)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")) and ".layers.0." not in name:
+            weight *= 0.1
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -14,15 +14,19 @@ import torch
 
 from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.chooser import choose_kernels
+from verdraft.kernels.native import NativeKV
+from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
-from verdraft.scheduler.engine import Engine
+from verdraft.scheduler.engine import NO_EXITS, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
 
 Job = tuple[list[int], SamplingParams]
 MODES = ("off", "suffix", "auto", "prediction")
+EXIT_MODES = ("early_exit", "hispec", "mixed")
+MIXED = ("hispec", "suffix", "early_exit", "off")  # what the requests of one batch take turns in
 TINY_POOL, LARGE_POOL = 7, 256  # blocks; the tiny one holds little more than the longest job (112 tokens)
 
 
@@ -42,7 +46,7 @@ def load(path: Path, quantization: Quantization = "none") -> Transformer:
     return load_model(path, choose_kernels("cpu", cpu, torch.float32, quantization), torch.float32, cpu)
 
 
-def engine_for(model: Transformer, num_blocks: int, max_batch_tokens: int) -> Engine:
+def engine_for(model: Transformer, num_blocks: int, max_batch_tokens: int, exits: Exits = NO_EXITS) -> Engine:
     return Engine(
         model,
         EngineConfig(
@@ -53,6 +57,7 @@ def engine_for(model: Transformer, num_blocks: int, max_batch_tokens: int) -> En
             max_batch_tokens=max_batch_tokens,
             eos_token_ids=model.config.eos_token_ids,
         ),
+        exits=exits,
     )
 
 
@@ -64,7 +69,7 @@ def run(engine: Engine, jobs: Sequence[Job], mode: str, answers: Sequence[Sequen
             id=str(i),
             prompt=prompt,
             params=params,
-            speculation="auto" if mode == "prediction" else mode,
+            speculation={"prediction": "auto", "mixed": MIXED[i % len(MIXED)]}.get(mode, mode),
             prediction=tuple(answers[i]) if mode == "prediction" else (),
         )
         for i, (prompt, params) in enumerate(jobs)
@@ -81,19 +86,28 @@ def run(engine: Engine, jobs: Sequence[Job], mode: str, answers: Sequence[Sequen
     return [outputs[str(i)] for i in range(len(jobs))]
 
 
-def check_law(model: Transformer, jobs: Sequence[Job], settings: Sequence[Setting]) -> int:
-    """Run every mode, cold and warm, under each setting; the number of tokens compared."""
-    compared = preempted = 0
+def check_law(
+    model: Transformer,
+    jobs: Sequence[Job],
+    settings: Sequence[Setting],
+    modes: Sequence[str] = MODES,
+    exits: Exits = NO_EXITS,
+) -> tuple[int, float]:
+    """Run every mode, cold and warm, under each setting. The number of tokens compared, and the share of the exits'
+    tokens that were accepted."""
+    compared = preempted = drafted = accepted = 0
     answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
-    for setting, mode in itertools.product(settings, MODES):
-        engine = engine_for(model, setting.blocks, setting.chunk)
+    for setting, mode in itertools.product(settings, modes):
+        engine = engine_for(model, setting.blocks, setting.chunk, exits)
         for cache in ("cold", "warm"):
             found = run(engine, jobs, mode, answers, setting.late)
             assert found == answers, f"{setting} {mode=} {cache=}"
             compared += sum(map(len, found))
         preempted += engine.counters().num_preemptions
+        drafted += engine.counters().spec["early_exit"].num_draft_tokens
+        accepted += engine.counters().spec["early_exit"].num_accepted_tokens
     assert preempted > 0
-    return compared
+    return compared, accepted / max(1, drafted)
 
 
 def jobs_for(vocab: int, length: int, max_tokens: int) -> list[Job]:
@@ -131,21 +145,69 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_tiny_models_keep_the_law(family: str, request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(f"tiny_{family}_path"))
-    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING) > 5000
+    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING)[0] > 5000
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_keep_the_law(tiny_llama_path: Path, quantization: Quantization) -> None:
     """The model that the law speaks of is the quantised one."""
     model = load(tiny_llama_path, quantization)
-    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING) > 5000
+    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING)[0] > 5000
+
+
+@pytest.mark.parametrize(("kind", "least", "most"), [("llama", 0.0, 0.3), ("agreeing", 0.5, 1.0)])
+def test_exits_keep_the_law(kind: str, least: float, most: float, request: pytest.FixtureRequest) -> None:
+    """Exits that are nearly always wrong, and exits that are right more often than not."""
+    model = load(request.getfixturevalue(f"deep_{kind}_path"))
+    settings = [Setting(late=2, chunk=24, blocks=TINY_POOL)]
+    jobs = jobs_for(model.config.vocab_size, 40, 24)
+    compared, accepted = check_law(model, jobs, settings, EXIT_MODES, own_exits(model, (1, 2)))
+    assert compared > 800
+    assert least <= accepted <= most
+
+
+def kv_rows(engine: Engine, blocks: Sequence[int], count: int) -> list[torch.Tensor]:
+    """K and V of the first `count` tokens in these blocks, layer by layer."""
+    pages = torch.tensor(blocks)
+    rows = []
+    for layer in engine._runner.pool:
+        assert isinstance(layer, NativeKV), "this test knows the native kernels' layout"
+        k, v = layer.k[pages].permute(0, 3, 1, 2)[:, :16], layer.v[pages].permute(0, 2, 1, 3)
+        rows += [part.flatten(0, 1)[:count].clone() for part in (k, v)]
+    return rows
+
+
+@pytest.mark.parametrize("mode", ["early_exit", "hispec"])
+@pytest.mark.parametrize("kind", ["llama", "agreeing"])
+def test_exits_leave_the_kv_of_plain_decoding(kind: str, mode: str, request: pytest.FixtureRequest) -> None:
+    """After every cycle, bit for bit: rejected tokens leave nothing behind at any committed position."""
+    model = load(request.getfixturevalue(f"deep_{kind}_path"))
+    prompt, params = jobs_for(model.config.vocab_size, 40, 40)[3]
+    plain = engine_for(model, LARGE_POOL, 512)
+    plain.add(Request(id="plain", prompt=prompt, params=params, speculation="off"))
+    engine = engine_for(model, LARGE_POOL, 24, own_exits(model, (1, 2)))
+    engine.add(Request(id="exits", prompt=prompt, params=params, speculation=mode))
+    expected: list[torch.Tensor] = []
+    while plain.has_work:
+        blocks = list(plain.scheduler.running[0].blocks) if plain.scheduler.running else []
+        plain.step()
+        expected = kv_rows(plain, blocks, 1000) if blocks else []
+    compared = 0
+    while engine.has_work:
+        engine.step()
+        for seq in engine.scheduler.running:
+            found = kv_rows(engine, seq.blocks, seq.computed[-1])
+            assert all(torch.equal(a, b[: len(a)]) for a, b in zip(found, expected, strict=True))
+            compared += 1
+    assert compared > 10
+    assert engine.counters().spec["early_exit"].num_draft_tokens > 0
 
 
 @pytest.mark.demo
 def test_the_demo_model_keeps_the_law(demo_path: Path) -> None:
     model = load(demo_path, "auto")  # as it is served: blocks for few rows, fp32 panels for more
     settings = [Setting(late=2, chunk=24, blocks=TINY_POOL)]
-    assert check_law(model, jobs_for(2000, 40, 30), settings) > 300
+    assert check_law(model, jobs_for(2000, 40, 30), settings)[0] > 300
 
 
 @pytest.mark.demo
@@ -154,4 +216,4 @@ def test_the_demo_model_keeps_the_law(demo_path: Path) -> None:
 def test_the_demo_model_keeps_the_law_in_every_setting(demo_path: Path) -> None:
     torch.set_num_threads(2)
     model = load(demo_path, "auto")  # as it is served: blocks for few rows, fp32 panels for more
-    assert check_law(model, jobs_for(2000, 40, 52), EVERY_SETTING) > 20000
+    assert check_law(model, jobs_for(2000, 40, 52), EVERY_SETTING)[0] > 20000
