@@ -196,11 +196,17 @@ class AsyncEngine:
     # ---- the thread's side
 
     def _add(self, requests: Sequence[Request]) -> list[Output]:
-        """Choices after the first follow it: they will share its prefix."""
+        """Choices after the first follow it: they will share its prefix. What cannot be added fails alone."""
         leader = None
-        for request in requests:
-            leader = request if request.choice == 0 else leader
-            self.engine.add(request, leader if request.choice else None)
+        try:
+            for request in requests:
+                leader = request if request.choice == 0 else leader
+                self.engine.add(request, leader if request.choice else None)
+        except Exception:
+            logger.exception("request %s could not be added", requests[0].id)
+            for request in requests:
+                self.engine.abort(request)
+            return [(request, TokenSlice(finish="error", error_code="internal_error")) for request in requests]
         return []
 
     def _run(self) -> None:

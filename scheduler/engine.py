@@ -101,8 +101,8 @@ class Engine:
             agreement=self.exits.agreement(cycle),
             leader=self._sequences.get(leader) if leader else None,
         )
-        self._sequences[request] = seq
         self.scheduler.add(seq)
+        self._sequences[request] = seq
 
     def _mode(self, request: Request) -> Mode:
         return self.config.speculation if request.speculation == "auto" else request.speculation

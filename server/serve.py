@@ -18,6 +18,7 @@ from verdraft.server.protocol import Protocol
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings, SettingsError
 from verdraft.server.tracing import make_tracer
+from verdraft.server.watchdog import watch
 
 logger = logging.getLogger("verdraft.server")
 
@@ -66,13 +67,21 @@ async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Servi
         await service.start()
         lifecycle.ready(service)
         _announce(service, sock)
-        await lifecycle.stopping.wait()
-        await lifecycle.drain(settings.drain_timeout)
-        await service.close()
+        await _until_drained(service, lifecycle, settings.drain_timeout)
     finally:
         server.should_exit = True
         await serving
         await asyncio.to_thread(tracer.close)
+
+
+async def _until_drained(service: Service, lifecycle: Lifecycle[Service], drain_timeout: float) -> None:
+    watching = asyncio.create_task(watch(service.engine))
+    try:
+        await lifecycle.stopping.wait()
+        await lifecycle.drain(drain_timeout)
+        await service.close()
+    finally:
+        watching.cancel()
 
 
 async def _in_passing_thread(load: Callable[[], Service]) -> Service:

@@ -114,6 +114,21 @@ async def test_an_error_outside_any_sequence_fails_the_step_and_no_more(start, m
     assert (await _collect(stream))[-1].finish == "length"
 
 
+async def test_what_cannot_be_added_fails_alone(start, make_request):
+    """An error there once ended the engine's thread, and with it every other request."""
+    bridge = await start()
+    (neighbour,) = bridge.submit([make_request("a", PROMPT, max_tokens=40, ignore_eos=True)])
+    add = bridge.engine.scheduler.add
+    bridge.engine.scheduler.add = lambda seq: 1 / 0 if seq.request.choice == 1 else add(seq)
+    streams = bridge.submit([make_request(f"{i}", PROMPT, choice=i, max_tokens=5) for i in range(3)])
+    slices = await asyncio.gather(*[_collect(stream) for stream in streams])
+    assert [(each[-1].finish, each[-1].error_code) for each in slices] == [("error", "internal_error")] * 3
+    assert (await _collect(neighbour))[-1].finish == "length"
+    assert bridge.health() == "ok"
+    await settled(bridge)
+    bridge.engine.check_integrity()
+
+
 async def test_a_dead_engine_refuses_and_ends_its_streams(start, make_request):
     bridge = await start()
     (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=200, ignore_eos=True)])

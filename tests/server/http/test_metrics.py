@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from verdraft.scheduler.outputs import SourceStats, SpecStats, Summary, Timing
@@ -24,6 +25,29 @@ def test_everything_is_there_from_the_start() -> None:
     assert found['verdraft_e2e_request_latency_seconds_bucket{le="60.0"}'] == 0
     assert found["process_resident_memory_bytes"] > 0
     assert not any(name.partition("{")[0].endswith("_created") for name in found)
+
+
+NAMES = {
+    "gauge": "num_requests_running num_requests_waiting kv_cache_usage_perc kv_blocks_total kv_blocks_cached "
+    "suffix_store_tokens grammar_cache_entries",
+    "counter": "prompt_tokens generation_tokens prompt_tokens_cached prefix_cache_queries prefix_cache_hits "
+    "num_preemptions request_success request_errors requests_aborted requests_rejected corrupted_requests "
+    "spec_decode_num_drafts spec_decode_num_draft_tokens spec_decode_num_accepted_tokens "
+    "spec_decode_num_accepted_tokens_per_pos target_forward_passes iteration_tokens",
+    "histogram": "time_to_first_token_seconds inter_token_latency_seconds request_time_per_output_token_seconds "
+    "e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds "
+    "request_decode_time_seconds request_prompt_tokens request_generation_tokens",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_every_name_of_the_contract_with_its_type(kind: str) -> None:
+    families = {f.name: f for f in text_string_to_metric_families(Metrics(lambda: None).expose().decode())}
+    for name in NAMES[kind].split():
+        assert families[f"verdraft_{name}"].type == kind
+        if name.endswith("_seconds"):
+            bounds = [float(s.labels["le"]) for s in families[f"verdraft_{name}"].samples if "le" in s.labels]
+            assert (bounds[0], bounds[-2]) == (0.001, 60)
 
 
 def test_types() -> None:
