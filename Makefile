@@ -10,7 +10,7 @@ CONFORMANCE ?= shared/conformance
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: serve test check wheel bench overhead conformance law portable sanitize soak clean
+.PHONY: serve test check wheel bench overhead conformance law properties portable sanitize soak clean
 
 serve: $(READY)
 	$(BIN)/verdraft serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -46,6 +46,11 @@ law: $(READY)
 # g++-aarch64-linux-gnu.
 portable: $(READY)
 	$(BIN)/pytest -m long --timeout 1800 tests/kernels/test_processors.py $(ARGS)
+
+# The property-based tests of whole requests, with fifty times as many examples: many minutes.
+properties: $(READY)
+	$(BIN)/pytest --hypothesis-profile long --timeout 7200 tests/scheduler/test_properties.py \
+	tests/server/http/test_properties.py tests/server/test_assembler.py $(ARGS)
 
 # The C++ under AddressSanitizer and UBSan, through the same tests; Python itself leaks by design.
 sanitize: $(READY)

@@ -24,9 +24,14 @@ class EngineConfig:
     eos_token_ids: frozenset[int] = frozenset()
 
     @property
+    def max_context(self) -> int:
+        """What one sequence can have, by the model and by the pool; tokens."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    @property
     def max_prompt_len(self) -> int:
         """The longest prompt that leaves room for one token in the context and in the pool."""
-        return min(self.max_model_len, self.num_blocks * self.block_size) - 1
+        return self.max_context - 1
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` slots."""

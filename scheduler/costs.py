@@ -16,16 +16,16 @@ CONTEXT = 256  # tokens of context per pass, a typical chat
 REPEATS = 5
 
 
-def measure_costs(runner: Runner, num_blocks: int) -> CostTable:
+def measure_costs(runner: Runner, max_context: int) -> CostTable:
     """Seconds of a pass over 1 to 128 tokens; writes into the pool, which must be unused yet."""
-    measure = _Measure(runner, min(CONTEXT, num_blocks * runner.block_size))
+    measure = _Measure(runner, min(CONTEXT, max_context))
     layers = runner.bounds[-1]
     return measure.table(lambda size: measure.whole(size, layers))
 
 
-def measure_exits(runner: Runner, num_blocks: int, exits: Exits, full: CostTable) -> ExitCosts:
+def measure_exits(runner: Runner, max_context: int, exits: Exits, full: CostTable) -> ExitCosts:
     """Seconds of the lower segments and of the heads; `full` are those of whole passes."""
-    measure = _Measure(runner, min(CONTEXT, num_blocks * runner.block_size))
+    measure = _Measure(runner, min(CONTEXT, max_context))
     draft, check = exits.draft, exits.check
     return ExitCosts(
         full=full,

@@ -64,7 +64,7 @@ class Engine:
     def measure(self) -> None:
         """Learn what a pass costs here, so that drafts are no longer than pays; before the first request."""
         assert not self._sequences
-        self.costs = measure_costs(self._runner, self.config.num_blocks)
+        self.costs = measure_costs(self._runner, self.config.max_context)
         self.exits.measure(self.costs)
         logger.info("a pass costs %s", ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in self.costs.points()))
 

@@ -38,7 +38,7 @@ class ExitDrafter:
     def measure(self, full: CostTable) -> None:
         """Learn what segments and heads cost here; `full` are whole passes."""
         if self.exits:
-            self.costs = measure_exits(self._runner, self._config.num_blocks, self.exits, full)
+            self.costs = measure_exits(self._runner, self._config.max_context, self.exits, full)
 
     @property
     def _config(self) -> EngineConfig:

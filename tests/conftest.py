@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import settings
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from verdraft.model.demo import demo_model
 from verdraft.spec.grammar import GrammarConstraint
+
+settings.register_profile("long", max_examples=5000, deadline=None)  # `make properties`
 
 TINY: dict[str, Any] = {
     "vocab_size": 320,
