@@ -1,31 +1,37 @@
-"""`python -m verdraft.bench.kernels`: each CPU kernel against its floor and against torch, by number of rows.
+"""`python -m verdraft.bench.kernels`: each CPU kernel against its floor, torch and the portable fallback, by rows.
 
 The floor of a kernel is the larger of its bytes over the machine's read speed and its multiplications over
-the machine's product speed, both measured first. Trust nothing from a busy machine.
+the machine's product speed, both measured first. Then what layers and head of a model cost. Trust nothing from a
+busy machine.
 """
 
 import argparse
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, Kernels
+from verdraft.bench.segments import print_segments
+from verdraft.bench.timing import CPU, one_sequence, seconds
+from verdraft.kernels.base import Kernels
 from verdraft.kernels.chooser import choose_kernels, choose_philox
+from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.hugepages import HugePages
-from verdraft.kernels.noise import Noise
+from verdraft.kernels.noise import Noise, PhiloxBlocks, philox_blocks
+from verdraft.kernels.portable import PortableOps
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 from verdraft.kernels.torch_ref import TorchKernels
+from verdraft.model.demo import demo_model
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SHAPES = {"qkv": (576, 960), "o": (576, 576), "gate_up": (576, 3072), "down": (1536, 576), "head": (576, 49152)}
 HEADS, KV_HEADS, DIM, PAGE = 9, 3, 64, 16
-CPU = torch.device("cpu")
+Backends: TypeAlias = Sequence[Kernels]  # ours, torch's, the portable fallback
 COLD = 64 << 20  # bytes of weights that no cache keeps from one call to the next
 
 
@@ -41,12 +47,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One kernel at one number of rows, its rival in torch, and what neither can avoid."""
+    """One kernel at one number of rows: by us, by torch and by the portable fallback; and what none can avoid."""
 
     name: str
     rows: int
-    ours: Callable[[], object]
-    torch: Callable[[], object]
+    calls: Sequence[Callable[[], object]]
     num_bytes: float
     flops: float
 
@@ -55,37 +60,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="verdraft.bench.kernels", description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--context", type=int, default=512, help="keys that attention sees")
+    parser.add_argument("--model", type=Path, help="folder whose segments are timed (default: the demo model)")
+    parser.add_argument("--exits", type=int, nargs="*", default=[10, 20], help="layers where its segments end")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with torch.inference_mode():
         machine = measure_machine()
         print(f"{machine.bytes_per_s / 1e9:.1f} GB/s, {machine.flops_per_s / 1e9:.0f} GFLOP/s, {args.threads} threads")
-        print(f"{'kernel':10} {'rows':>4} {'floor us':>9} {'ours us':>9} {'torch us':>9} {'of floor':>8}")
-        kernels = choose_kernels("auto", CPU, torch.float32)
-        layers = [make_linear(kernels, name, *shape) for name, shape in SHAPES.items()]
+        print(
+            f"{'kernel':10} {'rows':>4} {'floor us':>9} {'ours us':>9} {'torch us':>9} {'portable':>9} {'of floor':>8}"
+        )
+        backends = (choose_kernels("auto", CPU, torch.float32), TorchKernels(), CpuKernels(PortableOps()))
+        layers = [make_linear(backends, name, *shape) for name, shape in SHAPES.items()]
         for rows in ROWS:
-            products = [linear(kernels, layer, rows) for layer in layers]
-            others = [attention(kernels, rows, args.context), *small(kernels, rows), *sampling(rows)]
+            products = [linear(backends, layer, rows) for layer in layers]
+            others = [attention(backends, rows, args.context), *small(backends, rows), *sampling(rows)]
             for work in [*products, *others]:
                 report(work, machine)
+        print_segments(args.model or demo_model(), args.exits, args.context)
 
 
 def report(work: Work, machine: Machine) -> None:
-    floor, ours, rival = machine.floor(work.num_bytes, work.flops), seconds(work.ours), seconds(work.torch)
-    share = f"{floor / ours:8.0%}"
-    print(f"{work.name:10} {work.rows:4} {floor * 1e6:9.1f} {ours * 1e6:9.1f} {rival * 1e6:9.1f} {share}", flush=True)
-
-
-def seconds(call: Callable[[], object], budget: float = 0.05) -> float:
-    """Best time of a call."""
-    call()
-    times: list[float] = []
-    begin = time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begin < budget:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    floor, times = machine.floor(work.num_bytes, work.flops), [seconds(call) for call in work.calls]
+    columns = "".join(f" {t * 1e6:9.1f}" for t in (floor, *times))
+    print(f"{work.name:10} {work.rows:4}{columns} {floor / times[0]:8.0%}", flush=True)
 
 
 def measure_machine() -> Machine:
@@ -99,89 +97,84 @@ class Linear:
     """One shape of the model in so many copies that each call finds its weight in memory, as in a pass."""
 
     name: str
-    weights: list[Tensor]  # [out, in]
-    packed: list[Any]
+    inputs: int
+    outputs: int
+    packed: list[list[Any]]  # by backend
 
 
-def make_linear(kernels: Kernels, name: str, inputs: int, outputs: int) -> Linear:
-    copies = -(-COLD // (4 * inputs * outputs))
-    weights = [torch.randn(outputs, inputs) for _ in range(copies)]
-    return Linear(name, weights, [kernels.pack(weight) for weight in weights])
+def make_linear(backends: Backends, name: str, inputs: int, outputs: int) -> Linear:
+    weights = [torch.randn(outputs, inputs) for _ in range(-(-COLD // (4 * inputs * outputs)))]
+    return Linear(name, inputs, outputs, [[backend.pack(weight) for weight in weights] for backend in backends])
 
 
-def linear(kernels: Kernels, layer: Linear, rows: int) -> Work:
-    outputs, inputs = layer.weights[0].shape
-    x, packed, weights = torch.randn(rows, inputs), cycle(layer.packed), cycle(layer.weights)
+def linear(backends: Backends, layer: Linear, rows: int) -> Work:
+    x = torch.randn(rows, layer.inputs)
+
+    def call(backend: Kernels, packed: list[Any]) -> Callable[[], object]:
+        turns = cycle(packed)
+        return lambda: backend.linear(x, next(turns))
+
     return Work(
         layer.name,
         rows,
-        lambda: kernels.linear(x, next(packed)),
-        lambda: F.linear(x, next(weights)),
-        num_bytes=4 * (inputs * outputs + rows * (inputs + outputs)),
-        flops=2 * rows * inputs * outputs,
+        [call(backend, packed) for backend, packed in zip(backends, layer.packed, strict=True)],
+        num_bytes=4 * (layer.inputs * layer.outputs + rows * (layer.inputs + layer.outputs)),
+        flops=2 * rows * layer.inputs * layer.outputs,
     )
 
 
-def attention(kernels: Kernels, rows: int, context: int) -> Work:
+def attention(backends: Backends, rows: int, context: int) -> Work:
     """`rows` queries at the end of one context."""
     pages = -(-max(context, rows) // PAGE)
     q, batch = torch.randn(rows, HEADS, DIM), one_sequence(rows, max(context, rows), pages)
-    reference = TorchKernels()
-    pools = [k.pool(1, pages, PAGE, KV_HEADS, DIM, torch.float32, CPU)[0] for k in (kernels, reference)]
+
+    def call(backend: Kernels) -> Callable[[], object]:
+        layer = backend.pool(1, pages, PAGE, KV_HEADS, DIM, torch.float32, CPU)[0]
+        return lambda: backend.attend(q, layer, batch, 0.125)
+
     return Work(
         "attend",
         rows,
-        lambda: kernels.attend(q, pools[0], batch, 0.125),
-        lambda: reference.attend(q, pools[1], batch, 0.125),
+        [call(backend) for backend in backends],
         num_bytes=4 * (2 * batch.max_k * KV_HEADS * DIM + 2 * q.numel()),
         flops=4 * rows * batch.max_k * HEADS * DIM,
     )
 
 
-def one_sequence(queries: int, context: int, pages: int) -> Batch:
-    positions = torch.arange(context - queries, context)
-    return Batch(
-        cu_q=torch.tensor([0, queries], dtype=torch.int32),
-        seq_lens=torch.tensor([context], dtype=torch.int32),
-        pages=torch.arange(pages, dtype=torch.int32).unsqueeze(0),
-        slots=positions,
-        positions=positions,
-        max_q=queries,
-        max_k=context,
-    )
-
-
-def small(kernels: Kernels, rows: int) -> list[Work]:
-    reference = TorchKernels()
+def small(backends: Backends, rows: int) -> list[Work]:
     x, gate_up, weight = torch.randn(rows, 576), torch.randn(rows, 3072), torch.ones(576)
     q, k, cos = torch.randn(rows, HEADS, DIM), torch.randn(rows, KV_HEADS, DIM), torch.ones(rows, DIM // 2)
     sin, slots = torch.zeros(rows, DIM // 2), torch.arange(rows)
-    pools = [b.pool(1, -(-rows // PAGE), PAGE, KV_HEADS, DIM, torch.float32, CPU)[0] for b in (kernels, reference)]
 
-    def work(name: str, numbers: int, call: Callable[[Kernels], object]) -> Work:
-        return Work(name, rows, lambda: call(kernels), lambda: call(reference), num_bytes=4 * numbers, flops=0)
+    def work(name: str, numbers: int, make: Callable[[Kernels], Callable[[], object]]) -> Work:
+        return Work(name, rows, [make(backend) for backend in backends], num_bytes=4 * numbers, flops=0)
+
+    def write(backend: Kernels) -> Callable[[], object]:
+        layer = backend.pool(1, -(-rows // PAGE), PAGE, KV_HEADS, DIM, torch.float32, CPU)[0]
+        return lambda: backend.write(k, k, layer, slots)
 
     return [
-        work("rms_norm", 2 * x.numel(), lambda b: b.rms_norm(x, weight, 1e-5)),
-        work("layer_norm", 2 * x.numel(), lambda b: b.layer_norm(x, weight, weight, 1e-5)),
-        work("silu_mul", 3 * gate_up.numel() // 2, lambda b: b.silu_mul(gate_up)),
-        work("rope", 2 * (q.numel() + k.numel()), lambda b: b.rope(q, k, cos, sin)),
-        work("write", 4 * k.numel(), lambda b: b.write(k, k, pools[b is reference], slots)),
+        work("rms_norm", 2 * x.numel(), lambda b: lambda: b.rms_norm(x, weight, 1e-5)),
+        work("layer_norm", 2 * x.numel(), lambda b: lambda: b.layer_norm(x, weight, weight, 1e-5)),
+        work("silu_mul", 3 * gate_up.numel() // 2, lambda b: lambda: b.silu_mul(gate_up)),
+        work("rope", 2 * (q.numel() + k.numel()), lambda b: lambda: b.rope(q, k, cos, sin)),
+        work("write", 4 * k.numel(), write),
     ]
 
 
 def sampling(rows: int) -> list[Work]:
     """One token per row of logits, unfiltered and from the nucleus."""
-    logits, philox = torch.randn(rows, SHAPES["head"][1]) * 3, choose_philox()
+    logits = torch.randn(rows, SHAPES["head"][1]) * 3
 
-    def ours(params: LogitParams) -> list[int]:
+    def choose(params: LogitParams, philox: PhiloxBlocks) -> list[int]:
         history = TokenHistory(params)
         return [
             choose_token(row, params, history, None, Noise(i, 0, 0, philox)) for i, row in enumerate(logits.numpy())
         ]
 
     def work(name: str, params: LogitParams, rival: Callable[[], object]) -> Work:
-        return Work(name, rows, lambda: ours(params), rival, num_bytes=4 * logits.numel(), flops=0)
+        ours, portable = partial(choose, params, choose_philox()), partial(choose, params, philox_blocks)
+        return Work(name, rows, [ours, rival, portable], num_bytes=4 * logits.numel(), flops=0)
 
     return [
         work("sample", LogitParams(), lambda: logits.softmax(-1).multinomial(1)),
