@@ -10,6 +10,7 @@ from verdraft.server.errors import ApiError
 from verdraft.server.prepare import Prepared
 from verdraft.server.report import Report
 from verdraft.server.sse import DATA, Wire
+from verdraft.server.thinking import CallPart
 
 Json = dict[str, Any]
 
@@ -106,21 +107,26 @@ class ChatAnswer(ChoicesAnswer):
         return {"prompt_token_ids": self.prompt_of(0)} if self.with_ids else {}
 
     def _choice(self, event: Event) -> Json:
-        message = {"role": "assistant", "content": event.text, "refusal": None}
+        calls = _whole_calls(event.calls)
+        message: Json = {"role": "assistant", "content": event.text or (None if calls else ""), "refusal": None}
+        message |= {"tool_calls": calls} if calls else {}
         message |= {"reasoning_content": event.reasoning} if event.reasoning else {}
         choice = {"index": event.index, "message": message, "logprobs": self._logprobs(event)}
         return choice | self._ids(event) | {"finish_reason": event.finish}
 
     def chunks(self, event: Event) -> Iterator[Json]:
-        """The role once, then what was added: thoughts, text; then the finish reason."""
+        """The role once, then what was added: thoughts, text, calls; then the finish reason."""
         if event.first:
             yield self.chunk(self._delta(event.index, {"role": "assistant", "content": ""}))
         added = {"logprobs": self._logprobs(event) if event.entries else None} | self._ids(event)
         if event.reasoning:
             yield self.chunk(self._delta(event.index, {"reasoning_content": event.reasoning}) | added)
             added = {}
-        if event.text or (added and event.finish is None and not self.bare(event)):
+        if event.text or (added and event.finish is None and not event.calls and not self.bare(event)):
             yield self.chunk(self._delta(event.index, {"content": event.text}) | added)
+            added = {}
+        for part in event.calls:
+            yield self.chunk(self._delta(event.index, {"tool_calls": [_call(part)]}) | added)
             added = {}
         if event.finish:
             yield self.chunk(self._delta(event.index, {}) | added, event.finish)
@@ -197,3 +203,21 @@ class CompletionAnswer(ChoicesAnswer):
         for text, (_, value) in zip(entry.texts[1:], entry.top, strict=True):
             shown.setdefault(text, value)
         return shown | {entry.texts[0]: entry.logprob}
+
+
+def _call(part: CallPart) -> Json:
+    """A delta of `tool_calls`: the first of a call says all about it."""
+    if not part.name:
+        return {"index": part.index, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.index, "id": part.id, "type": "function", "function": function}
+
+
+def _whole_calls(parts: Sequence[CallPart]) -> list[Json]:
+    """`tool_calls` of a plain answer."""
+    calls: list[Json] = []
+    for part in parts:
+        if part.name:
+            calls.append({"id": part.id, "type": "function", "function": {"name": part.name, "arguments": ""}})
+        calls[part.index]["function"]["arguments"] += part.arguments
+    return calls

@@ -22,7 +22,10 @@ from verdraft.server.tracing import Tracer
 
 def build_app(settings: Settings, lifecycle: Lifecycle[Service], tracer: Tracer) -> ASGIApp:
     """Answers from the first moment on; what needs the model says 503 `loading` until the lifecycle is ready."""
-    metrics = Metrics(lambda: lifecycle.service.engine.counters() if lifecycle.service else None)
+    metrics = Metrics(
+        lambda: lifecycle.service.engine.counters() if lifecycle.service else None,
+        lambda: lifecycle.service.text.grammars.num_entries if lifecycle.service else 0,
+    )
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for method, path, handler in MetaRoutes(lifecycle, metrics, settings.max_body_bytes).table():
         app.add_api_route(path, handler, methods=[method], response_model=None)

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from verdraft.scheduler.outputs import FinishReason
 from verdraft.server.answers import Answer, Json
-from verdraft.server.choices import Event
+from verdraft.server.choices import Event, Finish
 from verdraft.server.report import Report
 from verdraft.server.sse import NAMED, Wire
 
@@ -42,7 +41,7 @@ class Blocks:
 
     all: list[Block] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    finish: FinishReason | None = None
+    finish: Finish | None = None
     stop: str = ""  # the stop string that ended the text
 
     def feed(self, event: Event) -> Iterator[Change]:

@@ -20,6 +20,7 @@ from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.request import EXIT_MODES
 from verdraft.server.chat_template import ChatTemplate
+from verdraft.server.grammars import Grammars
 from verdraft.server.requests import Limits
 from verdraft.server.service import Service, Text, TextWorkers
 from verdraft.server.settings import Settings, SettingsError
@@ -53,7 +54,7 @@ def build_service(settings: Settings) -> Service:
 def build_text(path: Path, eos: frozenset[int]) -> Text:
     """The text side of the model in `path`. Raises ModelError."""
     tokenizer = TextTokenizer(path)
-    return Text(tokenizer, ChatTemplate(path, tokenizer), eos)
+    return Text(tokenizer, ChatTemplate(path, tokenizer), eos, Grammars(tokenizer, eos))
 
 
 def build_engine(settings: Settings, path: Path) -> Engine:

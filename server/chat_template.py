@@ -16,11 +16,12 @@ from jinja2 import TemplateError
 
 from verdraft.model.errors import ModelError
 from verdraft.server.errors import ApiError, invalid_value
-from verdraft.server.generic_tools import describe_tool_turns
+from verdraft.server.generic_tools import describe_forced, describe_tool_turns
 from verdraft.server.requests import ChatPrompt
 from verdraft.server.template_jinja import Template, compile_template
 from verdraft.server.thinking import CLOSE
 from verdraft.server.tokenizer import TextTokenizer, special_token
+from verdraft.server.tool_calls import own_format
 
 Values: TypeAlias = dict[str, Any]
 
@@ -37,7 +38,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token")
 class ChatTemplate:
     """A folder's template: chat_template.jinja, chat_template.json or tokenizer_config.json, else DEFAULT_TEMPLATE.
 
-    `thinks`: answers may begin with thoughts between marks.
+    `thinks`: answers may begin with thoughts between marks. `calls`: how answers write calls of tools, if they do.
     """
 
     def __init__(self, folder: Path, tokenizer: TextTokenizer) -> None:
@@ -50,6 +51,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ModelError(f"the chat template does not compile: {error}") from error
         self.thinks = CLOSE in sources.get("default", "")
+        self.calls = own_format(sources.get("tool_use", sources.get("default", "")))
         self._knows_tools = "tool" in sources.get("tool_use", sources.get("default", DEFAULT_TEMPLATE))
         self._text_arguments = self._knows_tools and _wants_text_arguments(self._with_tools)
         names = {name: special_token(tokenizer.config, name) for name in _SPECIAL_NAMES}
@@ -86,6 +88,8 @@ class ChatTemplate:
         known = self._knows_tools
         parsed = known and not self._text_arguments
         messages = [_parsed_arguments(m) if parsed else m for m in describe_tool_turns(prompt.messages, known)]
+        if prompt.forced and not known:
+            messages = describe_forced(messages, prompt.forced)
         tools = list(prompt.tools) if prompt.tools and known else None
         for name, value in (("messages", messages), ("tools", tools)):
             if any(self._tokenizer.count_controls(key) for key in _keys(value)):

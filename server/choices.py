@@ -5,11 +5,14 @@ Streamed and plain answers both go through here; a plain answer is the join of i
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from verdraft.scheduler.outputs import FinishReason, TokenLogprobs, TokenSlice
 from verdraft.server.assembler import TextAssembler
 from verdraft.server.logprob_text import OutputTexts, PromptTexts, TokenNames
-from verdraft.server.thinking import NoThoughts, Said, Splitter
+from verdraft.server.thinking import CallPart, NoThoughts, Said, Splitter
+
+Finish: TypeAlias = FinishReason | Literal["tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,11 @@ class Event:
     text: str = ""
     tokens: tuple[int, ...] = ()
     entries: tuple[Entry, ...] = ()
-    finish: FinishReason | None = None
+    finish: Finish | None = None
     first: bool = False
     reasoning: str = ""  # comes before `text`
     stop: str = ""  # with `finish`: the stop string that ended the text
+    calls: tuple[CallPart, ...] = ()  # come after `text`
 
 
 def join(events: Sequence[Event]) -> Event:
@@ -50,6 +54,7 @@ def join(events: Sequence[Event]) -> Event:
         events[0].first,
         "".join(event.reasoning for event in events),
         events[-1].stop,
+        tuple(part for event in events for part in event.calls),
     )
 
 
@@ -85,7 +90,8 @@ class ChoiceReader:
         said = self._said(piece)
         text = (self.echo.text if first else "") + said.content
         stop = self.assembler.stop if piece.finish else ""
-        return Event(self.index, text, piece.tokens, tuple(entries), piece.finish, first, said.reasoning, stop)
+        finish: Finish | None = "tool_calls" if piece.finish == "stop" and self.splitter.called else piece.finish
+        return Event(self.index, text, piece.tokens, tuple(entries), finish, first, said.reasoning, stop, said.calls)
 
     def _said(self, piece: TokenSlice) -> Said:
         settled = self.splitter.settled

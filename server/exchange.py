@@ -6,9 +6,8 @@ Streamed and plain answers share everything but the last step.
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from verdraft.scheduler.outputs import FinishReason
 from verdraft.server.answers import Answer
-from verdraft.server.choices import Event, join
+from verdraft.server.choices import Event, Finish, join
 from verdraft.server.errors import ApiError
 from verdraft.server.generation import Generation, Piece
 from verdraft.server.metrics import Metrics
@@ -18,7 +17,7 @@ from verdraft.server.responses import unexpected
 from verdraft.server.sse import EventStream, SlowReader
 
 # A request of several choices is counted once, under the first of these that one of them has.
-WORST_FIRST: tuple[FinishReason, ...] = ("error", "abort", "length", "stop")
+WORST_FIRST: tuple[Finish, ...] = ("error", "abort", "length", "tool_calls", "stop")
 
 
 class Exchange:
@@ -28,11 +27,11 @@ class Exchange:
         self, generation: Generation, prepared: Prepared, answer: Answer, report: Report, metrics: Metrics
     ) -> None:
         self.report = report
-        self.reason: FinishReason | None = None  # set by settle()
+        self.reason: Finish | None = None  # set by settle()
         self._generation = generation
         self._answer = answer
         self._metrics = metrics
-        self._finishes: set[FinishReason] = set()
+        self._finishes: set[Finish] = set()
         self._readers = [prepared.reader(index) for index in range(prepared.num_choices)]
 
     async def whole(self) -> dict[str, Any]:
@@ -84,15 +83,16 @@ class Exchange:
     def _read(self, pieces: Sequence[Piece]) -> list[Event]:
         events: dict[int, list[Event]] = {}
         for piece in pieces:
-            events.setdefault(piece.index, []).append(self._readers[piece.index].read(piece.slice))
+            event = self._readers[piece.index].read(piece.slice)
+            events.setdefault(piece.index, []).append(event)
             if piece.slice.summary:
                 self.report.add(piece.index, piece.slice.summary, self._readers[piece.index].reasoning_tokens)
                 self._metrics.sequence(piece.slice.summary)
-            if piece.slice.finish:
-                self._finishes.add(piece.slice.finish)
+            if event.finish:
+                self._finishes.add(event.finish)
         return [join(each) for each in events.values()]
 
-    def settle(self, interrupted: FinishReason | None = None) -> None:
+    def settle(self, interrupted: Finish | None = None) -> None:
         """Count the request under one finish reason, once; `interrupted` when it did not come to its own end."""
         if self.reason is None:
             reasons = self._finishes | ({interrupted} if interrupted else set())

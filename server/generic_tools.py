@@ -1,6 +1,7 @@
 """Tool calls and tool results in plain words, for chat templates that do not know of tools."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from verdraft.server.requests import Message
@@ -24,3 +25,22 @@ def _described(message: Message) -> Message:
 
 def _call(function: Mapping[str, Any]) -> str:
     return f"Tool call: {function['name']}({function['arguments']})"
+
+
+def describe_forced(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The messages after a word in the system turn about the functions of which the answer will call one."""
+    text = "\n".join(_description(tools))
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]]
+
+
+def _description(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    one = len(tools) == 1
+    form = "the JSON object of its arguments" if one else '{"name": the function, "arguments": its arguments} in JSON'
+    yield f"You call {'this function' if one else 'one of these functions'}. Answer with {form} and nothing else."
+    for tool in tools:
+        function = tool["function"]
+        said = f": {function['description']}" if function.get("description") else ""
+        yield f"Function {function['name']}{said}"
+        yield f"Schema of its arguments: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}"

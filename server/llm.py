@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from tqdm import tqdm
 
 from verdraft.model.source import resolve_model
-from verdraft.scheduler.outputs import FinishReason, TokenLogprobs, TokenSlice
+from verdraft.scheduler.outputs import TokenLogprobs, TokenSlice
 from verdraft.scheduler.request import Request
 from verdraft.server.build import build_engine, build_text
-from verdraft.server.choices import ChoiceReader, Echo, Event, join
+from verdraft.server.choices import ChoiceReader, Echo, Event, Finish, join
 from verdraft.server.errors import ApiError
 from verdraft.server.llm_params import SamplingParams
 from verdraft.server.parse_chat import parse_chat_prompt
@@ -48,7 +48,7 @@ class ChoiceOutput:
     index: int
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    finish_reason: Finish
     logprobs: tuple[TokenLogprobs, ...]
 
 

@@ -6,7 +6,7 @@ The engine's own counters are read when scraped; what only the server knows is c
 from collections.abc import Callable, Iterator
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
@@ -68,7 +68,6 @@ READINGS: tuple[Reading, ...] = (
     ("kv_blocks_total", "blocks in the KV pool", GaugeMetricFamily, lambda c: c.kv_blocks_total),
     ("kv_blocks_cached", "blocks kept for later prompts", GaugeMetricFamily, lambda c: c.kv_blocks_cached),
     ("suffix_store_tokens", "tokens in the shared suffix store", GaugeMetricFamily, lambda c: c.suffix_store_tokens),
-    ("grammar_cache_entries", "compiled grammars kept", GaugeMetricFamily, lambda c: 0),
     ("prompt_tokens", "prompt tokens, cached ones too", CounterMetricFamily, lambda c: c.prompt_tokens),
     ("generation_tokens", "committed output tokens", CounterMetricFamily, lambda c: c.generation_tokens),
     (
@@ -150,11 +149,15 @@ def _per_position(accepted: tuple[int, ...]) -> Metric:
 class Metrics:
     """Everything on /metrics. `read_engine` returns None until there is an engine."""
 
-    def __init__(self, read_engine: Callable[[], EngineCounters | None]) -> None:
+    def __init__(
+        self, read_engine: Callable[[], EngineCounters | None], num_grammars: Callable[[], int] = lambda: 0
+    ) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(read_engine))
         ProcessCollector(registry=self.registry)
+        grammars = Gauge("verdraft_grammar_cache_entries", "compiled grammars kept", registry=self.registry)
+        grammars.set_function(num_grammars)
         self._finished = self._counter("request_success", "requests that ran, by how they ended", "finished_reason")
         self._errors = self._counter("request_errors", "error answers and error events", "code")
         self.aborted = self._counter("requests_aborted", "requests whose client went away or that were aborted")

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from verdraft.scheduler.outputs import FinishReason, Timing
+from verdraft.scheduler.outputs import Timing
+from verdraft.server.choices import Finish
 from verdraft.server.report import Report
 
 
@@ -13,7 +14,7 @@ class Outcome:
 
     response_id: str
     model: str
-    reason: FinishReason | None
+    reason: Finish | None
     report: Report
 
     def fields(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The body of /v1/chat/completions (HTTP contract, sections 4 and 11): messages, tools, the form of the answer."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from verdraft.server.errors import (
@@ -8,9 +9,9 @@ from verdraft.server.errors import (
     invalid_value,
     missing,
     shown,
-    unsupported_parameter,
 )
 from verdraft.server.fields import Fields, array, boolean, integer, obj, required_string, string, text_content
+from verdraft.server.json_form import ANY_OBJECT, JsonForm, Place, forced_call
 from verdraft.server.parse_common import parse_max_tokens, parse_model, parse_options
 from verdraft.server.requests import ChatPrompt, ChatRequest, Limits, Message
 
@@ -24,11 +25,18 @@ def parse_chat(body: Fields, limits: Limits) -> ChatRequest:
     model = parse_model(body, limits)
     prompt = parse_chat_prompt(body)
     options = parse_options(body, limits, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
-    tool_choice = parse_tool_choice(body)
-    parse_response_format(body)
-    if tool_choice in ("required", "function"):
-        raise unsupported_parameter("tool_choice", '\'tool_choice\' may only be "none" or "auto" on this server')
-    return ChatRequest(model=model, prompt=prompt, options=options, tool_choice=tool_choice)
+    return ChatRequest(
+        model=model, prompt=prompt, options=options, tool_choice=parse_tool_choice(body), form=_form(body, prompt)
+    )
+
+
+def _form(body: Fields, prompt: ChatPrompt) -> JsonForm | None:
+    form = parse_response_format(body)
+    if not prompt.forced:
+        return form
+    if form:
+        raise invalid_value("response_format", "not possible together with a forced tool call")
+    return forced_call(prompt.forced)
 
 
 def parse_chat_prompt(body: Fields) -> ChatPrompt:
@@ -40,9 +48,12 @@ def parse_chat_prompt(body: Fields) -> ChatPrompt:
         raise invalid_value("continue_final_message", "not possible together with add_generation_prompt")
     if continued and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
         raise invalid_value("continue_final_message", "the last message must be an assistant message with text")
+    tools = parse_tools(body)
+    choice = parse_tool_choice(body)
     return ChatPrompt(
         messages=messages,
-        tools=None if body.get("tool_choice") == "none" else parse_tools(body),
+        tools=None if choice == "none" else tools,
+        forced=forced_tools(tools, body.get("tool_choice")) if choice in ("required", "function") else (),
         add_generation_prompt=generation,
         continue_final_message=continued,
     )
@@ -172,22 +183,31 @@ def parse_tool_choice(body: Fields) -> str | None:
     return "function"
 
 
-def parse_response_format(body: Fields) -> None:
-    """Only text for now; the two JSON forms are checked and then refused."""
+def forced_tools(tools: Sequence[Fields] | None, choice: Any) -> list[Fields]:
+    """Those that a checked `tool_choice` allows: all, or the first of that name."""
+    if choice == "required":
+        return list(tools or ())
+    return [tool for tool in tools or () if tool["function"]["name"] == choice["function"]["name"]][:1]
+
+
+def parse_response_format(body: Fields) -> JsonForm | None:
+    """None: text."""
     value = obj(body, "response_format")
     if value is None or value.get("type") == "text":
-        return
+        return None
+    if value.get("type") == "json_object":
+        return JsonForm("response_format", (Place("response_format", ANY_OBJECT),))
     if value.get("type") == "json_schema":
-        _check_json_schema(value.get("json_schema"))
-    elif value.get("type") != "json_object":
-        raise invalid_value("response_format", "the type must be text, json_object or json_schema")
-    raise unsupported_parameter("response_format", "'response_format' may only be of type text on this server")
+        return JsonForm("response_format", (_json_schema(value.get("json_schema")),))
+    raise invalid_value("response_format", "the type must be text, json_object or json_schema")
 
 
-def _check_json_schema(value: Any) -> None:
+def _json_schema(value: Any) -> Place:
     if not isinstance(value, dict):
         raise invalid_value("response_format", "the type json_schema needs the object json_schema")
     if not isinstance(value.get("name"), str) or not value["name"]:
         raise invalid_value("response_format", "json_schema.name must be a string")
     if not isinstance(value.get("schema"), dict):
         raise invalid_value("response_format", "json_schema.schema must be an object")
+    boolean(value, "strict", path="response_format.json_schema.")
+    return Place("json_schema.schema", value["schema"])

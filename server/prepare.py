@@ -19,6 +19,13 @@ from verdraft.server.requests import ChatRequest, GenerationOptions, Limits
 from verdraft.server.service import Text
 from verdraft.server.stops import StopSet
 from verdraft.server.thinking import NoThoughts, Splitter, Thoughts, leaves_thoughts_open
+from verdraft.server.tool_calls import CallsAfterThoughts, ForcedCall
+from verdraft.spec.constraint import UNCONSTRAINED, Constraint
+
+
+def free_text() -> Constraint:
+    """No grammar."""
+    return UNCONSTRAINED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +41,7 @@ class Prepared:
     param: str
     splitter: Callable[[], Splitter] = NoThoughts
     shown: Mapping[str, Any] = field(default_factory=dict)
+    constraint: Callable[[], Constraint] = free_text
 
     @property
     def num_choices(self) -> int:
@@ -68,6 +76,7 @@ class Prepared:
                 cache_salt=options.cache_salt,
                 priority=options.priority,
                 stop=self._stop_check(),
+                constraint=self.constraint(),
                 fault=options.fault,
                 arrived=arrived,
             )
@@ -106,7 +115,6 @@ def _chat(
     if len(request.prompt.messages) >= limits.max_model_len:  # each takes a token and more
         raise context_length(param, len(request.prompt.messages), limits.max_model_len, exact=False)
     prompt = text.template.encode(request.prompt, lambda rendered: _check_length(rendered, text, limits, param))
-    thoughts = partial(Thoughts, leaves_thoughts_open(prompt, text.tokenizer))
     return Prepared(
         options=request.options,
         prompts=(prompt,),
@@ -115,9 +123,24 @@ def _chat(
         stops=StopSet(request.options.stop),
         text=text,
         param=param,
-        splitter=thoughts if text.template.thinks else NoThoughts,
+        splitter=_splitter(request, text, prompt),
         shown=shown or {},
+        constraint=text.grammars.compile(request.form).start if request.form else free_text,
     )
+
+
+def _splitter(request: ChatRequest, text: Text, prompt: Sequence[int]) -> Callable[[], Splitter]:
+    """How to tell thoughts, text and calls apart. A grammar leaves no room for any but what it asks for."""
+    form, template = request.form, text.template
+    if form:
+        heads = dict(zip(form.calls, form.heads, strict=False))  # plain JSON has no calls
+        return partial(ForcedCall, heads, form.tail) if heads else NoThoughts
+    opened = leaves_thoughts_open(prompt, text.tokenizer)
+    thoughts: Callable[[], Splitter] = partial(Thoughts, opened) if template.thinks else NoThoughts
+    calls = template.calls
+    if not request.prompt.tools or calls is None:
+        return thoughts
+    return lambda: CallsAfterThoughts(thoughts(), calls())
 
 
 def prepare_completion(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Fault, Mode
+from verdraft.server.json_form import JsonForm
 
 Message: TypeAlias = Mapping[str, Any]
 
@@ -51,6 +52,7 @@ class ChatPrompt:
     tools: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the last message is an assistant turn that stays open
+    forced: Sequence[Mapping[str, Any]] = ()  # the tools of which the answer will call one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,8 @@ class ChatRequest:
     model: str
     prompt: ChatPrompt
     options: GenerationOptions
-    tool_choice: str | None = None  # "none", "auto" or None: a plain text answer
+    tool_choice: str | None = None
+    form: JsonForm | None = None  # None: any text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

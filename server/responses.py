@@ -2,7 +2,6 @@
 
 import logging
 import traceback
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -75,7 +74,8 @@ def _pool_too_small(error: ContextTooLong, param: str) -> ApiError:
 
 def failed(code: str | None) -> ApiError:
     """The error of a request that the engine ended with finish "error" and this code."""
-    simple: Mapping[str, ApiError] = {"engine_dead": engine_dead(), "engine_stuck": engine_stuck()}
+    nothing_left = ApiError(400, "invalid_value", "the schema and the other parameters leave no token to choose")
+    simple = {"engine_dead": engine_dead(), "engine_stuck": engine_stuck(), "invalid_value": nothing_left}
     return simple.get(code or "", internal_error())
 
 

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 from verdraft.scheduler.async_engine import AsyncEngine
 from verdraft.scheduler.config import EngineConfig
 from verdraft.server.chat_template import ChatTemplate
+from verdraft.server.grammars import Grammars
 from verdraft.server.requests import Limits
 from verdraft.server.tokenizer import TextTokenizer
 
@@ -45,6 +46,7 @@ class Text:
     tokenizer: TextTokenizer
     template: ChatTemplate
     eos: frozenset[int]  # never shown, special or not
+    grammars: Grammars
 
 
 @dataclass(frozen=True, slots=True)

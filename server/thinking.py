@@ -13,14 +13,25 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
+class CallPart:
+    """More of the arguments of call `index`, as JSON text; the first part of a call has its name and id."""
+
+    index: int
+    arguments: str = ""
+    name: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Said:
-    """A part of an answer's text."""
+    """A part of an answer's text, in this order."""
 
     reasoning: str = ""
     content: str = ""
+    calls: tuple[CallPart, ...] = ()
 
     def __add__(self, other: "Said") -> "Said":
-        return Said(self.reasoning + other.reasoning, self.content + other.content)
+        return Said(self.reasoning + other.reasoning, self.content + other.content, self.calls + other.calls)
 
 
 class Splitter(Protocol):
@@ -36,6 +47,11 @@ class Splitter(Protocol):
         """Whether all that follows is content."""
         ...
 
+    @property
+    def called(self) -> bool:
+        """After finish(): whether the answer ends with whole calls."""
+        ...
+
     def feed(self, text: str) -> Said: ...
 
     def finish(self) -> Said: ...
@@ -44,7 +60,7 @@ class Splitter(Protocol):
 class NoThoughts:
     """All text is content."""
 
-    inside, settled = False, True
+    inside, settled, called = False, True, False
 
     def feed(self, text: str) -> Said:
         """The text as it is."""
@@ -60,6 +76,8 @@ class Thoughts:
 
     before  "<think>\\n"  inside  "\\n</think>\\n\\n"  behind        `opened`: the prompt ends with the first mark
     """
+
+    called = False
 
     def __init__(self, opened: bool) -> None:
         self._place: Literal["before", "inside", "behind"] = "inside" if opened else "before"

@@ -71,6 +71,10 @@ class TextTokenizer:
         """Ids of `text` alone, without BOS; with `allow_special` special-token text becomes special tokens."""
         return _ids(self._parsing, text) if allow_special else self._encode_literal(self._literal, text)
 
+    def encode_inner(self, text: str) -> list[int]:
+        """Ids of ordinary text that does not stand at the beginning."""
+        return self._encode_literal(self._literal_inner, text)
+
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of a string prompt: special-token text is parsed, BOS comes first if the model's tokenizer adds it.
 

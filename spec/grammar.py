@@ -16,13 +16,13 @@ class GrammarConstraint:
     """One sequence's place in a grammar. `matcher` is its own and at the start; end tokens are the matcher's EOS.
 
     Where there is only one way on, the matcher asks for the tokens into which the tokenizer cuts that text, and for no
-    others; so a mask there holds one token.
+    others; so a mask there holds one token. The matcher knows one token more than the model's `vocab_size`.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
-        self._bits = allocate_token_bitmask(1, vocab_size)
+        self._bits = allocate_token_bitmask(1, vocab_size + 1)
         self.ended = False
         self._num_behind_end = 0  # pushed by drafts that go too far; commit cuts them off
 

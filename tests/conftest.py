@@ -104,7 +104,7 @@ class JsonVocabulary:
         self.bos_token_id = None
         self.special_token_ids = [0]
         self.tokens = [text.encode() for text in texts] + [b""] * (size - len(texts))
-        self.engine = LLTokenizer(TokenizerWrapper(self), n_vocab=size, eos_token=[0])
+        self.engine = LLTokenizer(TokenizerWrapper(self), n_vocab=size + 1, eos_token=[0])
 
     def __call__(self, text: str) -> list[int]:
         """Ids of a text, longest piece first; what is no JSON is left out."""

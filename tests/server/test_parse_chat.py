@@ -172,8 +172,6 @@ BAD_TOOLS: list[tuple[dict[str, Any], str]] = [
         "tools[1].function.parameters",
     ),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": named("f")}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": named("other")}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
@@ -201,13 +199,30 @@ def schema(**inner: Any) -> dict[str, Any]:
         (schema(), "invalid_value"),
         (schema(schema={}), "invalid_value"),
         (schema(name="x", schema=5), "invalid_value"),
-        (schema(name="x", schema={}), "unsupported_parameter"),
-        ({"type": "json_object"}, "unsupported_parameter"),
+        (schema(name="x", schema={}, strict=1), "invalid_type"),
     ],
 )
 def test_response_format(limits: Limits, value: Any, code: str) -> None:
-    assert refused(limits, response_format=value) == ("response_format", code)
+    param, found = refused(limits, response_format=value)
+    assert (param.partition(".")[0], found) == ("response_format", code)
     assert parse(limits, response_format={"type": "text"}) == parse(limits)
+
+
+def test_forms_of_json(limits: Limits) -> None:
+    assert parse(limits).form is None
+    assert parse(limits, response_format={"type": "json_object"}).form.places[0].schema == {"type": "object"}
+    form = parse(limits, response_format=schema(name="x", schema={"const": 5})).form
+    assert (form.places[0].schema, form.param, form.calls) == ({"const": 5}, "response_format", ())
+
+
+def test_forced_calls_allow_the_named_tool_or_all(limits: Limits) -> None:
+    other = {"type": "function", "function": {"name": "g"}}
+    for choice, names in (("required", ("f", "g")), (named("g"), ("g",)), (named("f"), ("f",))):
+        request = parse(limits, tools=[TOOL, other], tool_choice=choice)
+        assert request.form.calls == names
+        assert [tool["function"]["name"] for tool in request.prompt.forced] == list(names)
+        assert request.prompt.tools == [TOOL, other]
+    assert parse(limits, tools=[TOOL], tool_choice="auto").form is None
 
 
 @pytest.mark.parametrize(

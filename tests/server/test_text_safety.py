@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verdraft.server.chat_template import ChatTemplate
+from verdraft.server.grammars import Grammars
 from verdraft.server.prepare import Prepared, prepare_chat, prepare_messages, prepare_responses
 from verdraft.server.requests import Limits
 from verdraft.server.service import Text
@@ -112,7 +113,7 @@ def text(byte_level_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> T
     (folder / "tokenizer.json").write_bytes((byte_level_folder / "tokenizer.json").read_bytes())
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     tokenizer = TextTokenizer(folder)
-    return Text(tokenizer, ChatTemplate(folder, tokenizer), frozenset())
+    return Text(tokenizer, ChatTemplate(folder, tokenizer), frozenset(), Grammars(tokenizer, frozenset()))
 
 
 def prepared(prepare: Any, body: dict[str, Any], text: Text) -> Prepared:

@@ -17,6 +17,7 @@ from verdraft.scheduler.outputs import SourceStats, SpecStats, Summary, Timing, 
 from verdraft.scheduler.request import Request
 from verdraft.server.app import build_app
 from verdraft.server.chat_template import ChatTemplate
+from verdraft.server.grammars import Grammars
 from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.metrics import IDLE
 from verdraft.server.requests import Limits
@@ -79,7 +80,7 @@ class ScriptedEngine:
             await asyncio.sleep(0)
 
     def _end(self, request: Request, last: TokenSlice, num_tokens: int) -> None:
-        spec = SpecStats(2, 4, {"suffix": SourceStats(2, 6, 3), "prediction": SourceStats(1, 4, 4)})
+        spec = SpecStats(2, 4, sources={"suffix": SourceStats(2, 6, 3), "prediction": SourceStats(1, 4, 4)})
         summary = Summary(1, num_tokens, spec, Timing(1.0, 2.0, 3.0, 4.0))
         self.ended.append(last.finish or "?")
         self._streams[request].deliver(TokenSlice(finish=last.finish, error_code=last.error_code, summary=summary))
@@ -139,7 +140,7 @@ def stage(byte_level_folder: Path, tmp_path: Path) -> MakeStage:
         tokenizer = TextTokenizer(byte_level_folder)
         engine = ScriptedEngine(lambda text: tokenizer.encode(text, allow_special=False))
         lifecycle: Lifecycle[Service] = Lifecycle()
-        text = Text(tokenizer, ChatTemplate(folder, tokenizer), frozenset())
+        text = Text(tokenizer, ChatTemplate(folder, tokenizer), frozenset(), Grammars(tokenizer, frozenset()))
         limits = Limits(model="org/demo", vocab_size=tokenizer.vocab_size, max_model_len=CONFIG.max_model_len)
         workers = TextWorkers()
         service = Service(limits, CONFIG, text, engine, workers, created=7)  # type: ignore[arg-type]

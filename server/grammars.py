@@ -1,0 +1,181 @@
+"""Compiled grammars of JSON forms: built for a model's tokens, bounded in size and time, the latest ones kept.
+
+Everything may run in any thread but the event loop's.
+"""
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from verdraft.server.errors import ApiError, invalid_value, unsupported_parameter
+from verdraft.server.json_form import JsonForm, Place, find_keyword, keywords
+from verdraft.server.tokenizer import TextTokenizer
+from verdraft.spec.constraint import Constraint
+from verdraft.spec.grammar import GrammarConstraint
+
+MAX_GRAMMAR_CHARS = 64 << 10
+MAX_ENTRIES = 64
+MAX_SECONDS = 4.0  # to compile
+MAX_COMPILING = 2  # at once
+MAX_MULTIPLE = 10_000  # of multipleOf
+MAX_CONJUNCTION = 4  # patterns within allOf
+LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False)
+
+_SOURCE = re.compile(r"^ +1 \| ", re.MULTILINE)  # where a message begins to print the grammar
+_PREFIX = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+
+
+@dataclass(slots=True)
+class Grammar:
+    """A compiled form. `start` gives each choice a place of its own in it."""
+
+    matcher: LLMatcher
+    vocab_size: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self) -> Constraint:
+        """At the beginning."""
+        with self._lock:
+            return GrammarConstraint(self.matcher.deep_copy(), self.vocab_size)
+
+
+class Grammars:
+    """compile() gives the grammar of a form; equal forms are compiled once as long as they are remembered."""
+
+    def __init__(self, tokenizer: TextTokenizer, eos: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._eos = eos
+        self._kept: OrderedDict[str, Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+        self._seats = threading.Semaphore(MAX_COMPILING)
+        self._engine: LLTokenizer | None = None
+
+    @property
+    def num_entries(self) -> int:
+        """Grammars kept, at most MAX_ENTRIES."""
+        return len(self._kept)
+
+    def compile(self, form: JsonForm) -> Grammar:
+        """Takes at most MAX_SECONDS. Raises ApiError 400 that names `form.param` and the place in it."""
+        source = form.grammar()
+        if len(source) > MAX_GRAMMAR_CHARS:
+            raise invalid_value(form.param, f"the schema has more than {MAX_GRAMMAR_CHARS} characters")
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+                return self._kept[source]
+        for place in form.places:
+            check_costs(form, place)
+        grammar = self._compile(form, source)
+        with self._lock:
+            self._kept[source] = grammar
+            while len(self._kept) > MAX_ENTRIES:
+                self._kept.popitem(last=False)
+        return grammar
+
+    def _compile(self, form: JsonForm, source: str) -> Grammar:
+        if not self._seats.acquire(timeout=MAX_SECONDS):
+            raise _too_slow(form)
+        found: list[LLMatcher] = []
+
+        def work() -> None:
+            try:
+                found.append(self._matcher(source))
+            finally:
+                self._seats.release()
+
+        # NOTE: a thread cannot be stopped. One that takes too long goes on, and keeps its seat until it ends.
+        thread = threading.Thread(target=work, name="verdraft-grammar", daemon=True)
+        thread.start()
+        thread.join(MAX_SECONDS)
+        if not found:
+            raise _too_slow(form)
+        (matcher,) = found
+        if matcher.is_error():
+            raise _refused(form, matcher.get_error())
+        return Grammar(matcher, self._tokenizer.vocab_size)
+
+    def _matcher(self, source: str) -> LLMatcher:
+        matcher = LLMatcher(self._engine_of_tokens(), source, log_level=0, limits=LIMITS)
+        if not matcher.is_error():
+            matcher.deep_copy().compute_bitmask()  # builds what all copies share
+        return matcher
+
+    def _engine_of_tokens(self) -> LLTokenizer:
+        """Built when the first grammar is asked for: it takes up to a second."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = build_engine(self._tokenizer, self._eos)
+            return self._engine
+
+
+def check_costs(form: JsonForm, place: Place) -> None:
+    """Refuse what the engine would work on for minutes: automata of large multiples, and of patterns in conjunction."""
+    num_patterns = 0
+    for path, key, value in keywords(place.schema, place.path):
+        if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
+            raise unsupported_parameter(form.param, f"'{form.param}': {path}.multipleOf may be at most {MAX_MULTIPLE}")
+        num_patterns += ".allOf[" in path and key in ("pattern", "multipleOf", "format", "patternProperties")
+        if num_patterns > MAX_CONJUNCTION:
+            message = f"'{form.param}': at most {MAX_CONJUNCTION} patterns may stand within allOf; see {path}.{key}"
+            raise unsupported_parameter(form.param, message)
+
+
+def _too_slow(form: JsonForm) -> ApiError:
+    return invalid_value(form.param, f"the schema cannot be compiled within {MAX_SECONDS:g} seconds")
+
+
+def _refused(form: JsonForm, message: str) -> ApiError:
+    """What the engine says, without the grammar's source that follows; the place is found by what it quotes."""
+    said = _PREFIX.sub("", _SOURCE.split(message, maxsplit=1)[0])
+    places = (find_keyword(place.schema, place.path, said) for place in form.places)
+    where = next((place for place in places if place), form.places[0].path)
+    text = " ".join(said.split())[:200]
+    if "Unimplemented" in text or "not supported" in text:
+        return unsupported_parameter(form.param, f"'{form.param}': not supported at {where}: {text}")
+    return invalid_value(form.param, f"not a usable schema at {where}: {text}")
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer. `encode` cuts forced text into tokens; it must give back the same bytes."""
+
+    def __init__(self, tokenizer: TextTokenizer, eos: frozenset[int]) -> None:
+        size = tokenizer.vocab_size
+        unseen = [token for token in range(size) if token in eos or tokenizer.token_bytes(token) is None]
+        self.tokens = [tokenizer.token_bytes(token) or b"" for token in range(size)]
+        for token in unseen:
+            self.tokens[token] = f"<{token}>".encode()
+        self.tokens.append(b"<end>")  # ends the text of a model without an end token; never chosen
+        self.special_token_ids = [*unseen, size]
+        self.eos_token_ids = sorted(eos) or [size]
+        self.eos_token_id = self.eos_token_ids[0]
+        self.bos_token_id = None
+        self.encode: Callable[[str], list[int]] = lru_cache(4096)(self._encode)
+        self._tokenizer = tokenizer
+        self.greedy: Callable[[str], list[int]] = lambda text: []
+
+    def __call__(self, text: Any) -> list[int]:
+        if not isinstance(text, str):
+            raise TypeError("text is wanted")
+        return self.encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        ids = self._tokenizer.encode_inner(text)
+        exact = b"".join(self._tokenizer.token_bytes(token) or b"" for token in ids) == text.encode()
+        return ids if exact else self.greedy(text)
+
+
+def build_engine(tokenizer: TextTokenizer, eos: frozenset[int]) -> LLTokenizer:
+    """llguidance's view of a model's tokens: their exact bytes; tokens without any are never possible."""
+    vocabulary = _Vocabulary(tokenizer, eos)
+    engine = LLTokenizer(
+        TokenizerWrapper(vocabulary), n_vocab=len(vocabulary.tokens), eos_token=vocabulary.eos_token_ids
+    )
+    vocabulary.greedy = engine.greedy_tokenize
+    return engine
