@@ -1,13 +1,17 @@
 """The JSON of /v1/messages: the message object, and the events of its stream in Anthropic's order."""
 
 from collections.abc import Iterator
+from typing import Any
+
+import orjson
 
 from verdraft.server.answers import Json
 from verdraft.server.blocks import Block, BlocksAnswer, Change
 from verdraft.server.errors import ApiError
 from verdraft.server.report import Report
 
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "abort": "abort"}  # by finish reason
+# By finish reason.
+STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "abort"}
 
 
 class MessagesAnswer(BlocksAnswer):
@@ -67,14 +71,28 @@ class MessagesAnswer(BlocksAnswer):
 
 
 def _content(block: Block, text: str) -> Json:
-    if block.kind == "reasoning":
-        return {"type": "thinking", "thinking": text, "signature": ""}
+    match block.kind:
+        case "reasoning":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case "call":
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(text)}
     return {"type": "text", "text": text}
 
 
+def _input(arguments: str) -> Any:
+    """Of a call that was cut there is none."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return {}
+
+
 def _delta(block: Block, text: str) -> Json:
-    if block.kind == "reasoning":
-        return {"type": "thinking_delta", "thinking": text}
+    match block.kind:
+        case "reasoning":
+            return {"type": "thinking_delta", "thinking": text}
+        case "call":
+            return {"type": "input_json_delta", "partial_json": text}
     return {"type": "text_delta", "text": text}
 
 

@@ -11,8 +11,12 @@ from verdraft.server.errors import ApiError
 from verdraft.server.report import Report
 
 INCOMPLETE = {"length": "max_output_tokens", "abort": "abort"}  # finish reason -> incomplete_details.reason
-ITEM_PREFIX = {"text": "msg", "reasoning": "rs"}
-DELTAS = {"text": "response.output_text", "reasoning": "response.reasoning_text"}
+ITEM_PREFIX = {"text": "msg", "reasoning": "rs", "call": "fc"}
+DELTAS = {
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +56,22 @@ class ResponsesAnswer(BlocksAnswer):
             yield self._event(kind, response=self._object())
 
     def changed(self, change: Change) -> Iterator[Json]:
-        """An item and its one part open together; its text grows; they close from the inside out."""
+        """An item and its one part (calls have none) open together; the text grows; they close from the inside out."""
         block, place = change.block, self._place(change.block)
-        name, text = DELTAS[block.kind], block.text
-        logprobs: Json = {"logprobs": []} if block.kind == "text" else {}
+        item = {"output_index": block.index, "item": self._item(block)}
+        parts = [_part(block)] if block.kind != "call" else []
         match change.what:
             case "opened":
-                yield self._event("response.output_item.added", output_index=block.index, item=self._item(block))
-                yield self._event("response.content_part.added", **place, part=_part(block))
+                yield self._event("response.output_item.added", **item)
+                for part in parts:
+                    yield self._event("response.content_part.added", **place, part=part)
             case "grown":
-                yield self._event(f"{name}.delta", **place, delta=change.delta, **logprobs)
+                yield self._event(f"{DELTAS[block.kind]}.delta", **place, delta=change.delta, **_logprobs(block))
             case "closed":
-                yield self._event(f"{name}.done", **place, text=text, **logprobs)
-                yield self._event("response.content_part.done", **place, part=_part(block))
-                yield self._event("response.output_item.done", output_index=block.index, item=self._item(block))
+                yield self._event(f"{DELTAS[block.kind]}.done", **place, **_done(block), **_logprobs(block))
+                for part in parts:
+                    yield self._event("response.content_part.done", **place, part=part)
+                yield self._event("response.output_item.done", **item)
 
     def ended(self, report: Report) -> Iterator[Json]:
         """response.completed or response.incomplete."""
@@ -82,7 +88,8 @@ class ResponsesAnswer(BlocksAnswer):
         return {"type": kind, "sequence_number": next(self.numbers), **fields}
 
     def _place(self, block: Block) -> Json:
-        return {"item_id": self._item_id(block), "output_index": block.index, "content_index": 0}
+        place = {"item_id": self._item_id(block), "output_index": block.index}
+        return place | ({} if block.kind == "call" else {"content_index": 0})
 
     def _item_id(self, block: Block) -> str:
         return f"{ITEM_PREFIX[block.kind]}_{self.id.partition('_')[2]}{block.index}"
@@ -90,17 +97,30 @@ class ResponsesAnswer(BlocksAnswer):
     def _item(self, block: Block) -> Json:
         cut = self.blocks.finish in INCOMPLETE and block is self.blocks.all[-1]
         status = "in_progress" if block.open else "incomplete" if cut else "completed"
-        content = [] if block.open else [_part(block)]
-        item: Json = {"id": self._item_id(block), "status": status, "content": content}
-        if block.kind == "reasoning":
-            return item | {"type": "reasoning", "summary": []}
-        return item | {"type": "message", "role": "assistant"}
+        item: Json = {"id": self._item_id(block), "status": status}
+        content = {"content": [] if block.open else [_part(block)]}
+        match block.kind:
+            case "reasoning":
+                return item | content | {"type": "reasoning", "summary": []}
+            case "call":
+                return item | {"type": "function_call", "call_id": block.call_id, **_done(block)}
+        return item | content | {"type": "message", "role": "assistant"}
 
 
 def _part(block: Block) -> Json:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": block.text}
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+def _done(block: Block) -> Json:
+    """What a block was, as its last events say it."""
+    return {"name": block.name, "arguments": block.text} if block.kind == "call" else {"text": block.text}
+
+
+def _logprobs(block: Block) -> Json:
+    """Never asked for, but the field belongs to the events of text."""
+    return {"logprobs": []} if block.kind == "text" else {}
 
 
 def _usage(report: Report) -> Json:

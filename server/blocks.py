@@ -12,18 +12,21 @@ from verdraft.server.answers import Answer, Json
 from verdraft.server.choices import Event, Finish
 from verdraft.server.report import Report
 from verdraft.server.sse import NAMED, Wire
+from verdraft.server.thinking import CallPart
 
-Kind: TypeAlias = Literal["reasoning", "text"]
+Kind: TypeAlias = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
 class Block:
-    """A part of the answer; `index` is its place."""
+    """A part of the answer; `index` is its place. The text of a call is its arguments, as JSON."""
 
     kind: Kind
     index: int
     text: str = ""
     open: bool = True
+    name: str = ""  # of the function that is called
+    call_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +53,32 @@ class Blocks:
         self.finish, self.stop = event.finish, event.stop
         if event.reasoning:
             yield from self._grow("reasoning", event.reasoning)
-        if event.text or (event.finish and not self.all):
+        if event.text or (event.finish and not self.all and not event.calls):
             yield from self._grow("text", event.text)
+        for part in event.calls:
+            yield from self._call(part)
         if event.finish:
             yield from self._close()
 
     def _grow(self, kind: Kind, text: str) -> Iterator[Change]:
         if not self.all or self.all[-1].kind != kind:
-            yield from self._close()
-            self.all.append(Block(kind, len(self.all)))
-            yield Change("opened", self.all[-1])
+            yield from self._open(Block(kind, len(self.all)))
         if text:
             self.all[-1].text += text
             yield Change("grown", self.all[-1], text)
 
+    def _call(self, part: CallPart) -> Iterator[Change]:
+        if part.name:
+            yield from self._open(Block("call", len(self.all), name=part.name, call_id=part.id))
+        yield from self._grow("call", part.arguments)
+
+    def _open(self, block: Block) -> Iterator[Change]:
+        yield from self._close()
+        self.all.append(block)
+        yield Change("opened", block)
+
     def _close(self) -> Iterator[Change]:
-        if self.all:
+        if self.all and self.all[-1].open:
             self.all[-1].open = False
             yield Change("closed", self.all[-1])
 

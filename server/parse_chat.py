@@ -1,6 +1,5 @@
 """The body of /v1/chat/completions (HTTP contract, sections 4 and 11): messages, tools, the form of the answer."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from verdraft.server.errors import (
@@ -25,17 +24,16 @@ def parse_chat(body: Fields, limits: Limits) -> ChatRequest:
     model = parse_model(body, limits)
     prompt = parse_chat_prompt(body)
     options = parse_options(body, limits, max_tokens=_max_tokens(body), logprobs=_logprobs(body))
-    return ChatRequest(
-        model=model, prompt=prompt, options=options, tool_choice=parse_tool_choice(body), form=_form(body, prompt)
-    )
+    form = form_of_answer(parse_response_format(body), prompt)
+    return ChatRequest(model=model, prompt=prompt, options=options, form=form)
 
 
-def _form(body: Fields, prompt: ChatPrompt) -> JsonForm | None:
-    form = parse_response_format(body)
+def form_of_answer(form: JsonForm | None, prompt: ChatPrompt) -> JsonForm | None:
+    """`form` is what the request asks for by itself; None: any text."""
     if not prompt.forced:
         return form
     if form:
-        raise invalid_value("response_format", "not possible together with a forced tool call")
+        raise invalid_value(form.param, "not possible together with a forced tool call")
     return forced_call(prompt.forced)
 
 
@@ -48,12 +46,10 @@ def parse_chat_prompt(body: Fields) -> ChatPrompt:
         raise invalid_value("continue_final_message", "not possible together with add_generation_prompt")
     if continued and (messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls")):
         raise invalid_value("continue_final_message", "the last message must be an assistant message with text")
-    tools = parse_tools(body)
-    choice = parse_tool_choice(body)
     return ChatPrompt(
         messages=messages,
-        tools=None if choice == "none" else tools,
-        forced=forced_tools(tools, body.get("tool_choice")) if choice in ("required", "function") else (),
+        tools=offered_tools(body),
+        forced=forced_tools(body),
         add_generation_prompt=generation,
         continue_final_message=continued,
     )
@@ -183,11 +179,21 @@ def parse_tool_choice(body: Fields) -> str | None:
     return "function"
 
 
-def forced_tools(tools: Sequence[Fields] | None, choice: Any) -> list[Fields]:
-    """Those that a checked `tool_choice` allows: all, or the first of that name."""
-    if choice == "required":
-        return list(tools or ())
-    return [tool for tool in tools or () if tool["function"]["name"] == choice["function"]["name"]][:1]
+def offered_tools(body: Fields) -> list[Fields] | None:
+    """What the template shows the model."""
+    return None if parse_tool_choice(body) == "none" else parse_tools(body)
+
+
+def forced_tools(body: Fields) -> list[Fields]:
+    """Of which the answer must call one: all, or the first of the name that was asked for; mostly none."""
+    tools = parse_tools(body) or []
+    match parse_tool_choice(body):
+        case "required":
+            return tools
+        case "function":
+            name = body["tool_choice"]["function"]["name"]
+            return [tool for tool in tools if tool["function"]["name"] == name][:1]
+    return []
 
 
 def parse_response_format(body: Fields) -> JsonForm | None:

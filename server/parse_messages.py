@@ -19,6 +19,8 @@ from verdraft.server.fields import (
     string,
     text_content,
 )
+from verdraft.server.json_form import JsonForm, Place
+from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools
 from verdraft.server.parse_common import EXTENSIONS, parse_max_tokens, parse_model, parse_options, parse_stop
 from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits, Message
 
@@ -34,7 +36,17 @@ def parse_messages_body(body: Fields, limits: Limits) -> ChatRequest:
     _check_thinking(body)
     model = parse_model(body, limits)
     prompt = _prompt(body)
-    return ChatRequest(model=model, prompt=prompt, options=_options(body, limits), tool_choice=_tool_choice(body))
+    form = form_of_answer(_format(body), prompt)
+    return ChatRequest(model=model, prompt=prompt, options=_options(body, limits), form=form)
+
+
+def _format(body: Fields) -> JsonForm | None:
+    form = obj(obj(body, "output_config") or {}, "format", "output_config.")
+    if form is None:
+        return None
+    if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
+        raise invalid_value("output_config.format", "must be of type json_schema, with an object schema")
+    return JsonForm("output_config.format", (Place("output_config.format.schema", form["schema"]),))
 
 
 def _check_thinking(body: Fields) -> None:
@@ -58,9 +70,11 @@ def _prompt(body: Fields) -> ChatPrompt:
     """A last turn of the assistant is its answer's beginning, as this API has it."""
     messages = (*_system(body), *_messages(body))
     continued = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    tools = {"tools": _tools(body), "tool_choice": _tool_choice(body)}
     return ChatPrompt(
         messages=messages,
-        tools=None if _tool_choice(body) == "none" else _tools(body),
+        tools=offered_tools(tools),
+        forced=forced_tools(tools),
         add_generation_prompt=not continued,
         continue_final_message=continued,
     )
@@ -148,10 +162,9 @@ def _tool_use(block: Fields, path: str) -> Message:
     return {"id": required_string(block, "id", path), "type": "function", "function": function}
 
 
-def _tools(body: Fields) -> list[Fields] | None:
+def _tools(body: Fields) -> list[Fields]:
     """In the form of chat completions."""
-    tools = array(body, "tools") or []
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(array(body, "tools") or ())]
 
 
 def _tool(tool: Any, param: str) -> Fields:
@@ -169,13 +182,16 @@ def _tool(tool: Any, param: str) -> Fields:
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
 
 
-def _tool_choice(body: Fields) -> str | None:
+def _tool_choice(body: Fields) -> Any:
+    """In the form of chat completions."""
     choice = obj(body, "tool_choice")
     if choice is None:
         return None
     match choice.get("type"):
         case "auto" | "none" as kind:
-            return str(kind)
-        case "any" | "tool":
-            raise unsupported_parameter("tool_choice", "'tool_choice' may only be of type auto or none on this server")
+            return kind
+        case "any":
+            return "required"
+        case "tool":
+            return {"type": "function", "function": {"name": required_string(choice, "name", "tool_choice.")}}
     raise invalid_value("tool_choice", "the type must be auto, any, tool or none")

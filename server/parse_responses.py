@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verdraft.server.errors import invalid_type, invalid_value, shown, unsupported_parameter
+from verdraft.server.errors import invalid_type, invalid_value, missing, shown, unsupported_parameter
 from verdraft.server.fields import Fields, array, boolean, obj, only, required_string, string
+from verdraft.server.json_form import ANY_OBJECT, JsonForm, Place
+from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools
 from verdraft.server.parse_common import EXTENSIONS, check_metadata, parse_max_tokens, parse_model, parse_options
 from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits
 from verdraft.server.responses_input import parse_input
@@ -28,13 +30,12 @@ def parse_responses_body(body: Fields, limits: Limits) -> ResponsesRequest:
     """Raises ApiError for the first thing that is wrong."""
     _refuse_unsupported(body)
     model = parse_model(body, limits)
-    tools = _tools(body)
-    choice = _tool_choice(body)
     instructions = string(body, "instructions", "")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    prompt = ChatPrompt(messages=(*system, *parse_input(body)), tools=None if choice == "none" else tools)
+    tools = {"tools": _tools(body), "tool_choice": _tool_choice(body)}
+    prompt = ChatPrompt(messages=(*system, *parse_input(body)), tools=offered_tools(tools), forced=forced_tools(tools))
     options = _options(body, limits)
-    chat = ChatRequest(model=model, prompt=prompt, options=options, tool_choice=choice)
+    chat = ChatRequest(model=model, prompt=prompt, options=options, form=form_of_answer(_format(body), prompt))
     return ResponsesRequest(chat, _shown(body, options))
 
 
@@ -48,10 +49,24 @@ def _refuse_unsupported(body: Fields) -> None:
         raise unsupported_parameter("store", "'store' is not supported: nothing is kept")
     if string(body, "truncation", "disabled") != "disabled":
         raise unsupported_parameter("truncation", "'truncation' may only be \"disabled\": nothing is cut from an input")
-    text = obj(body, "text") or {}
-    if (obj(text, "format", "text.") or {}).get("type") not in (None, "text"):
-        raise unsupported_parameter("text.format", "'text.format' may only be of type text on this server")
     obj(body, "reasoning")
+
+
+def _format(body: Fields) -> JsonForm | None:
+    form = obj(obj(body, "text") or {}, "format", "text.") or {"type": "text"}
+    match form.get("type"):
+        case "text":
+            return None
+        case "json_object":
+            return JsonForm("text.format", (Place("text.format", ANY_OBJECT),))
+        case "json_schema":
+            required_string(form, "name", "text.format.")
+            boolean(form, "strict", path="text.format.")
+            schema = obj(form, "schema", "text.format.")
+            if schema is None:
+                raise missing("text.format.schema")
+            return JsonForm("text.format", (Place("text.format.schema", schema),))
+    raise invalid_value("text.format", "the type must be text, json_object or json_schema")
 
 
 def _options(body: Fields, limits: Limits) -> GenerationOptions:
@@ -81,10 +96,9 @@ def _shown(body: Fields, options: GenerationOptions) -> Mapping[str, Any]:
     }
 
 
-def _tools(body: Fields) -> list[Fields] | None:
+def _tools(body: Fields) -> list[Fields]:
     """In the form of chat completions."""
-    tools = array(body, "tools") or []
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(array(body, "tools") or ())]
 
 
 def _tool(tool: Any, param: str) -> Fields:
@@ -101,10 +115,11 @@ def _tool(tool: Any, param: str) -> Fields:
     return {"type": "function", "function": function | ({} if parameters is None else {"parameters": parameters})}
 
 
-def _tool_choice(body: Fields) -> str | None:
+def _tool_choice(body: Fields) -> Any:
+    """In the form of chat completions."""
     value = body.get("tool_choice")
-    if value is None or value in ("none", "auto"):
+    if not isinstance(value, dict):
         return value
-    if value != "required" and not isinstance(value, dict):
-        raise invalid_value("tool_choice", 'must be "none", "auto", "required" or a function')
-    raise unsupported_parameter("tool_choice", '\'tool_choice\' may only be "none" or "auto" on this server')
+    if value.get("type") != "function":
+        raise unsupported_parameter("tool_choice", "'tool_choice' may only name a function of this request")
+    return {"type": "function", "function": {"name": required_string(value, "name", "tool_choice.")}}

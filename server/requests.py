@@ -62,7 +62,6 @@ class ChatRequest:
     model: str
     prompt: ChatPrompt
     options: GenerationOptions
-    tool_choice: str | None = None
     form: JsonForm | None = None  # None: any text
 
 

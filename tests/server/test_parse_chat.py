@@ -151,7 +151,7 @@ def test_continue_final_message(limits: Limits) -> None:
 
 def test_tools(limits: Limits) -> None:
     assert parse(limits, tools=[TOOL]).prompt.tools == [TOOL]
-    assert parse(limits, tools=[TOOL], tool_choice="auto").tool_choice == "auto"
+    assert parse(limits, tools=[TOOL], tool_choice="auto").form is None
     assert parse(limits, tools=[TOOL], tool_choice="none").prompt.tools is None
     assert parse(limits, tools=[]).prompt.tools is None
 

@@ -75,6 +75,20 @@ def test_tools_in_the_form_of_chat_completions(limits: Limits) -> None:
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     assert parse(limits, tools=[TOOL]).prompt.tools == [{"type": "function", "function": function}]
     assert parse(limits, tools=[TOOL], tool_choice={"type": "none"}).prompt.tools is None
+    assert parse(limits, tools=[TOOL], tool_choice={"type": "auto"}).form is None
+
+
+@pytest.mark.parametrize(("choice", "names"), [({"type": "any"}, ("f", "g")), ({"type": "tool", "name": "g"}, ("g",))])
+def test_forced_calls(limits: Limits, choice: dict[str, str], names: tuple[str, ...]) -> None:
+    form = parse(limits, tools=[TOOL, {**TOOL, "name": "g"}], tool_choice=choice).form
+    assert form is not None
+    assert form.calls == names
+
+
+def test_a_schema_for_the_answer(limits: Limits) -> None:
+    form = parse(limits, output_config={"format": {"type": "json_schema", "schema": {"type": "array"}}}).form
+    assert form is not None
+    assert form.places[0].schema == {"type": "array"}
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -106,6 +120,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"input_schema": {}}]}, "tools[0].name"),
     ({"tool_choice": {"type": "maybe"}}, "tool_choice"),
     ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
+    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
     ({"speculation": "magic"}, "speculation"),
 ]
 

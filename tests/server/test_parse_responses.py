@@ -74,6 +74,25 @@ def test_tools_in_the_form_of_chat_completions(limits: Limits) -> None:
     assert found.chat.prompt.tools == [{"type": "function", "function": function}]
     assert found.shown["tools"] == [TOOL]
     assert parse(limits, tools=[TOOL], tool_choice="none").chat.prompt.tools is None
+    assert parse(limits, tools=[TOOL], tool_choice="auto").chat.form is None
+
+
+@pytest.mark.parametrize(("choice", "names"), [("required", ("f", "g")), ({"type": "function", "name": "g"}, ("g",))])
+def test_forced_calls(limits: Limits, choice: Any, names: tuple[str, ...]) -> None:
+    form = parse(limits, tools=[TOOL, {**TOOL, "name": "g"}], tool_choice=choice).chat.form
+    assert form is not None
+    assert form.calls == names
+
+
+def test_forms_of_the_answer(limits: Limits) -> None:
+    def form(**text: Any) -> Any:
+        return parse(limits, text={"format": text}).chat.form
+
+    assert form(type="text") is None
+    assert form(type="json_object").places[0].schema == {"type": "object"}
+    assert form(type="json_schema", name="n", strict=True, schema={"type": "array"}).places[0].schema == {
+        "type": "array"
+    }
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -104,6 +123,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice"),
+    ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+    ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
 ]
 
 

@@ -22,6 +22,7 @@ from verdraft.scheduler.async_engine import AsyncEngine
 from verdraft.server.app import build_app
 from verdraft.server.build import build_engine
 from verdraft.server.chat_template import ChatTemplate
+from verdraft.server.grammars import Grammars
 from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.requests import Limits
 from verdraft.server.service import Service, Text, TextWorkers
@@ -149,7 +150,9 @@ def small(byte_level_folder: Path, tiny_model: Callable[..., Path]) -> Callable[
     @asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[Small]:
         engine = build_engine(Settings(kernels="torch", kv_blocks=48, max_num_seqs=3, max_queue=4), path)
-        text = Text(tokenizer, ChatTemplate(byte_level_folder, tokenizer), frozenset({2}))
+        text = Text(
+            tokenizer, ChatTemplate(byte_level_folder, tokenizer), frozenset({2}), Grammars(tokenizer, frozenset({2}))
+        )
         limits = Limits(
             model="org/demo",
             vocab_size=tokenizer.vocab_size,

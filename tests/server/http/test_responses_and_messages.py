@@ -145,6 +145,60 @@ async def test_thoughts_are_blocks_of_their_own(stage: Any) -> None:
     assert usage["output_tokens_details"]["reasoning_tokens"] > 0
 
 
+FUNCTION = {"name": "f", "description": "d"}
+FORCED: dict[str, dict[str, Any]] = {
+    RESPONSES: {"tools": [{"type": "function", **FUNCTION, "parameters": {}}], "tool_choice": "required"},
+    MESSAGES: {"tools": [{**FUNCTION, "input_schema": {}}], "tool_choice": {"type": "tool", "name": "f"}},
+}
+CALL = ["response.output_item.added", "response.function_call_arguments.delta", "response.function_call_arguments.done"]
+
+
+async def test_a_call_is_a_block_of_its_own(stage: Any) -> None:
+    async with stage() as s:
+        s.engine.words = ['{"a":', " 1}"]
+        response = await streamed(s, RESPONSES, **FORCED[RESPONSES])
+        plain = (await post(s, RESPONSES, **FORCED[RESPONSES])).json()
+        message = await streamed(s, MESSAGES, **FORCED[MESSAGES])
+        whole = (await post(s, MESSAGES, **FORCED[MESSAGES])).json()
+        s.engine.words, s.engine.finish = ['{"a":'], TokenSlice(finish="length")
+        cut = (await post(s, MESSAGES, **FORCED[MESSAGES])).json()
+    kinds = [*CALL, "response.output_item.done", "response.completed"]
+    assert order(response) == ["response.created", "response.in_progress", *kinds]
+    (item,) = response[-1]["response"]["output"]
+    assert (item["type"], item["name"], item["arguments"], item["status"]) == (
+        "function_call",
+        "f",
+        '{"a": 1}',
+        "completed",
+    )
+    assert same_but_ids({**item, "call_id": ""}, {**plain["output"][0], "call_id": ""})
+    parts = [event["delta"]["partial_json"] for event in message if event["type"] == "content_block_delta"]
+    assert "".join(parts) == '{"a": 1}'
+    assert message[1]["content_block"]["input"] == {}
+    assert (message[-2]["delta"]["stop_reason"], whole["stop_reason"], cut["stop_reason"]) == (
+        "tool_use", "tool_use", "max_tokens",
+    )  # fmt: skip
+    assert [block["input"] for block in (*whole["content"], *cut["content"])] == [{"a": 1}, {}]
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "param"),
+    [
+        (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "x"}}}}, "text.format"),
+        (
+            MESSAGES,
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
+            "output_config.format",
+        ),
+    ],
+)
+async def test_a_schema_that_cannot_be_used_names_its_field(stage: Any, path: str, form: Any, param: str) -> None:
+    async with stage() as s:
+        answers = [await post(s, path, **form), await post(s, path, **form, **FORCED[path])]
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert {answer.json()["error"]["param"] for answer in answers} == {param}
+
+
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 async def test_an_answer_without_text_has_one_empty_block(stage: Any, path: str) -> None:
     async with stage() as s:
