@@ -24,7 +24,7 @@ from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Law, Verified, Verifier
 from verdraft.spec.constraint import ConstraintFailed
-from verdraft.spec.draft import EMPTY, Draft, Drafter
+from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, spend
 from verdraft.spec.suffix import SuffixStores
@@ -158,7 +158,12 @@ class Engine:
 
     def _propose(self, seq: Sequence, share: int) -> Draft:
         limit = min(self.config.max_draft_len, self._room(seq, share))
-        return seq.drafter.propose(limit) if limit > 0 else EMPTY
+        try:
+            return seq.drafter.propose(limit) if limit > 0 else EMPTY
+        except Exception:  # drafts are free to be wrong, so a source that fails costs speed and no request
+            logger.exception("request %s goes on without drafts", seq.request.id)
+            seq.drafter = NoDrafter()
+            return EMPTY
 
     def _room(self, seq: Sequence, share: int) -> int:
         """The pass itself yields one token, so the draft needs at most one less than what may still come."""
@@ -193,9 +198,15 @@ class Engine:
         return [(seq, piece) for seq, piece in pieces if piece is not None]
 
     def _commit_one(self, result: Verified | Failed) -> TokenSlice | None:
-        if isinstance(result, Verified):
-            return self._committer.commit(result)
-        return replace(self._committer.end(result.work.seq, "error"), error_code=result.code)
+        seq, code = result.work.seq, "internal_error"
+        if isinstance(result, Failed):
+            code = result.code
+        else:
+            try:
+                return self._committer.commit(result)
+            except Exception:  # a stop check, a grammar or a draft source; the neighbours' tokens are right
+                logger.exception("request %s failed while its tokens were committed", seq.request.id)
+        return replace(self._committer.end(seq, "error"), error_code=code)
 
     def _end_outgrown(self) -> list[tuple[Sequence, TokenSlice]]:
         """Nothing could be planned: the only running sequence has outgrown the whole pool."""

@@ -25,19 +25,20 @@ class RequestIdFilter(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """2026-01-31 12:00:00,000 INFO verdraft.server: request 'label': what happened"""
+    """2026-01-31 12:00:00,000 INFO verdraft.server: request 'label': what happened, name='value'"""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s")
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s%(shown)s")
 
     def format(self, record: logging.LogRecord) -> str:
         label = getattr(record, "request_id", "")
         record.request = f"request {label!r}: " if label else ""
+        record.shown = "".join(f", {name}={value!r}" for name, value in getattr(record, "fields", {}).items())
         return super().format(record)
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line. A record's `fields` (logging's `extra`) become members of their own."""
+    """One object a line. A record's `fields` (logging's `extra`) are members of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

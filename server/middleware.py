@@ -39,7 +39,7 @@ class RequestIds:
             return
         request_id = usable_request_id(Headers(scope=scope).get("x-request-id"))
         state = scope.setdefault("state", {})
-        label = REQUEST_ID.set(request_id)
+        REQUEST_ID.set(request_id)  # for good: every request has a context of its own
         quiet = scope["path"] in OPEN_PATHS
         tracer = NoTracer() if quiet else self.tracer
         span = tracer.begin(scope["method"], scope["path"], Headers(scope=scope), request_id)
@@ -56,7 +56,6 @@ class RequestIds:
         finally:
             _log(scope, time.monotonic() - started, logging.DEBUG if quiet else logging.INFO)
             span.finish(state.get("status"), state.get("outcome"))
-            REQUEST_ID.reset(label)
 
 
 def usable_request_id(value: str | None) -> str:
@@ -69,12 +68,11 @@ def usable_request_id(value: str | None) -> str:
 def _log(scope: Scope, seconds: float, level: int) -> None:
     """Counts only: never a prompt, an output, a query string or a header."""
     state = scope["state"]
-    method, path, status = scope["method"], scope["path"][:80], state.get("status")
-    outcome = state["outcome"].fields() if "outcome" in state else {}
-    fields = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4)} | outcome
-    counts = "".join(f", {name}={value}" for name, value in outcome.items())
-    answer = "no answer" if status is None else status
-    logger.log(level, "%s %r -> %s in %.3f s%s", method, path, answer, seconds, counts, extra={"fields": fields})
+    fields: dict[str, Any] = {"method": scope["method"], "path": scope["path"][:80], "status": state.get("status")}
+    fields["seconds"] = round(seconds, 4)
+    if "outcome" in state:
+        fields |= state["outcome"].fields()
+    logger.log(level, "no answer" if fields["status"] is None else "answered", extra={"fields": fields})
 
 
 class Errors:

@@ -1,6 +1,7 @@
 """The engine over the hash model: the law, ends inside accepted blocks, preemption, faults, bounds."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis.stateful import HealthCheck
 
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.request import Fault
+from verdraft.spec.draft import EMPTY, Draft, NoDrafter
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
@@ -185,6 +187,50 @@ def test_a_failing_request_fails_alone(make_engine, drain, make_request, kind):
     assert (found["bad"].finish, found["bad"].slices[-1].error_code) == ("error", "internal_error")
     assert len(found["bad"].tokens) >= 4
     assert engine.counters().corrupted == (kind == "nan")
+
+
+class Breaks:
+    """A stop check and a draft source that fails in one of its methods at the third token."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.count = 0
+
+    def _did(self, method: str, num_tokens: int) -> None:
+        self.count += num_tokens
+        if method == self.method and self.count >= 3:
+            raise RuntimeError(method)
+
+    def push(self, token: int) -> bool:
+        self._did("push", self.method == "push")
+        return False
+
+    def start(self, prompt: Sequence[int]) -> None: ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._did("extend", 0 if self.method == "push" else len(tokens))
+
+    def propose(self, limit: int) -> Draft:
+        self._did("propose", 0)
+        return EMPTY
+
+    def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("method", ["push", "extend", "propose"])
+def test_a_request_whose_helpers_fail_harms_no_other(make_engine, drain, make_request, method):
+    """Such an error once ended every running request, and lost tokens that were committed in the same step."""
+    answer = plain(make_engine, drain, make_request, PROMPT, max_tokens=12, ignore_eos=True)
+    broken = Breaks(method)
+    engine = make_engine(drafter_factory=lambda request: broken if request.id == "bad" else NoDrafter())
+    engine.add(make_request("good", PROMPT, max_tokens=12, ignore_eos=True))
+    engine.add(make_request("bad", PROMPT, max_tokens=12, ignore_eos=True, stop=broken))
+    engine.add(make_request("other", PROMPT, max_tokens=12, ignore_eos=True))
+    found = drain(engine)
+    assert found["good"].tokens == found["other"].tokens == answer
+    assert found["bad"].finish == ("length" if method == "propose" else "error")
+    assert found["bad"].tokens == answer[: len(found["bad"].tokens)]
+    assert len(found["bad"].tokens) == (12 if method == "propose" else 2)
 
 
 def test_forced_preemption_changes_nothing(make_engine, drain, make_request):
