@@ -36,11 +36,12 @@ def describe_forced(messages: Sequence[Message], tools: Sequence[Mapping[str, An
 
 
 def _description(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    one = len(tools) == 1
-    form = "the JSON object of its arguments" if one else '{"name": the function, "arguments": its arguments} in JSON'
-    yield f"You call {'this function' if one else 'one of these functions'}. Answer with {form} and nothing else."
+    if len(tools) == 1:
+        yield "Call this function: answer with its arguments in JSON and nothing else."
+    else:
+        yield 'Call one of these functions: answer with {"name": ..., "arguments": ...} and nothing else.'
     for tool in tools:
         function = tool["function"]
         said = f": {function['description']}" if function.get("description") else ""
-        yield f"Function {function['name']}{said}"
-        yield f"Schema of its arguments: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}"
+        yield f"{function['name']}{said}"
+        yield f"Arguments: {json.dumps(function.get('parameters') or {}, ensure_ascii=False)}"

@@ -103,7 +103,7 @@ class JsonVocabulary:
         self.eos_token_id = 0
         self.bos_token_id = None
         self.special_token_ids = [0]
-        self.tokens = [text.encode() for text in texts] + [b""] * (size - len(texts))
+        self.tokens = [text.encode() for text in texts] + [b""] * (size + 1 - len(texts))
         self.engine = LLTokenizer(TokenizerWrapper(self), n_vocab=size + 1, eos_token=[0])
 
     def __call__(self, text: str) -> list[int]:
@@ -132,3 +132,9 @@ class JsonVocabulary:
 def json_vocabulary() -> JsonVocabulary:
     """48 tokens."""
     return JsonVocabulary(48)
+
+
+@pytest.fixture(scope="session")
+def wide_json_vocabulary() -> JsonVocabulary:
+    """320 tokens, as the tiny models have."""
+    return JsonVocabulary(320)
