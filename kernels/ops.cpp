@@ -2,11 +2,15 @@
 //
 // Every row is computed by the same instructions in the same order whatever rows stand beside it.
 #include <cmath>
+#include <cstring>
 
 #include "threads.h"
 #include "vectors.h"
 
 namespace {
+
+constexpr int kWide = L / 2;    // lanes of a WideVec
+constexpr int kChains = 3;      // of Philox, side by side: each round waits for the one before
 
 // Sum of f over a row: four accumulators of L lanes, folded in a fixed order.
 template <typename F>
@@ -57,6 +61,29 @@ __attribute__((noinline)) void rope_head(float* x, const float* cos, const float
   }
 }
 
+// Only the lower half of a lane is a word of Philox; what gathers in the upper one is never read.
+inline void philox_step(uint64_t seed, uint64_t choice, uint64_t position, const uint32_t* blocks, uint64_t (*words)[2]) {
+  WideVec c0[kChains], c1[kChains], c2[kChains], c3[kChains] = {};
+  for (int i = 0; i < kChains; ++i) {
+    for (int lane = 0; lane < kWide; ++lane) c0[i][lane] = blocks[i * kWide + lane];
+    c1[i] = WideVec{} + position, c2[i] = WideVec{} + choice;
+  }
+  uint32_t k0 = seed, k1 = seed >> 32;
+  for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+#pragma GCC unroll 8
+    for (int i = 0; i < kChains; ++i) {
+      const WideVec a = multiply_halves(c0[i], WideVec{} + 0xD2511F53), b = multiply_halves(c2[i], WideVec{} + 0xCD9E8D57);
+      c0[i] = b >> 32 ^ c1[i] ^ k0;
+      c1[i] = b;
+      c2[i] = a >> 32 ^ c3[i] ^ k1;
+      c3[i] = a;
+    }
+  for (int i = 0; i < kChains; ++i) {
+    const WideVec low = (c0[i] & 0xFFFFFFFF) | c1[i] << 32, high = (c2[i] & 0xFFFFFFFF) | c3[i] << 32;
+    for (int lane = 0; lane < kWide; ++lane) words[i * kWide + lane][0] = low[lane], words[i * kWide + lane][1] = high[lane];
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -82,19 +109,16 @@ void verdraft_silu_mul(const float* gate_up, int64_t stride, float* out, int64_t
   for_rows(rows, n * 4, [&](int64_t r) { silu_row(gate_up + r * stride, gate_up + r * stride + n, out + r * n, n); });
 }
 
-// Philox4x32-10 of counters (block, position, choice, 0): noise.py's words, four to a block. The compiler makes it vectors.
+// Philox4x32-10 of counters (block, position, choice, 0): noise.py's words, four to a block.
 void verdraft_philox(int64_t seed, int64_t choice, int64_t position, const uint32_t* blocks, uint32_t* out, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    uint32_t c0 = blocks[i], c1 = position, c2 = choice, c3 = 0, k0 = seed, k1 = static_cast<uint64_t>(seed) >> 32;
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u) {
-      const uint64_t a = c0 * uint64_t{0xD2511F53}, b = c2 * uint64_t{0xCD9E8D57};
-      c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-      c1 = b;
-      c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-      c3 = a;
-    }
-    out[4 * i] = c0, out[4 * i + 1] = c1, out[4 * i + 2] = c2, out[4 * i + 3] = c3;
+  constexpr int64_t kStep = kChains * kWide;
+  for (int64_t i = 0; i < n; i += kStep) {
+    const int64_t count = std::min(kStep, n - i);
+    uint32_t some[kStep] = {};
+    std::memcpy(some, blocks + i, count * sizeof(uint32_t));
+    uint64_t words[kStep][2];
+    philox_step(seed, choice, position, some, words);
+    std::memcpy(out + 4 * i, words, count * sizeof(words[0]));
   }
 }
 

@@ -202,12 +202,12 @@ def _noisy_argmax(tokens: IntArray, scores: Scores, noise: Noise) -> int:
     and their lowest score; which tokens have that is told by their words alone, and few do.
     """
     first = head(scores, _FIRST)
-    noisy = scores[first] + noise.gumbel(tokens[first])
+    words = noise.row_words(scores.size) if tokens[-1] < tokens.size else noise.words(tokens)
+    noisy = scores[first] + to_gumbel(words[first])
     leader = first[noisy.argmax()]
     gap = float(noisy.max() - scores[first].min()) - _SLACK
     if first.size == tokens.size or gap > GUMBEL_MAX:
         return int(tokens[leader])
-    words = noise.row_words(scores.size) if tokens[-1] < tokens.size else noise.words(tokens)
     able = np.append(np.flatnonzero(words >= least_word(gap)), leader)
     able.sort()
     return int(tokens[able[np.argmax(scores[able] + to_gumbel(words[able]))]])

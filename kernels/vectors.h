@@ -6,6 +6,8 @@
 
 #if defined(__AVX__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -32,6 +34,7 @@ constexpr int kRegisters = 16;
 typedef float Vec __attribute__((vector_size(L * 4)));
 typedef float VecU __attribute__((vector_size(L * 4), aligned(4), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(L * 4)));
+typedef uint64_t WideVec __attribute__((vector_size(L * 4)));
 
 inline Vec load(const float* p) { return *reinterpret_cast<const VecU*>(p); }
 inline void store(float* p, Vec x) { *reinterpret_cast<VecU*>(p) = x; }
@@ -47,6 +50,19 @@ inline Vec mul_add(Vec a, Vec b, Vec c) {
   return vfmaq_f32(c, a, b);
 #else
   return a * b + c;
+#endif
+}
+
+// The whole products of the lanes' lower halves; the upper ones are ignored.
+inline WideVec multiply_halves(WideVec a, WideVec b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<WideVec>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<WideVec>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__SSE2__) && !defined(__AVX__)
+  return reinterpret_cast<WideVec>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#else
+  return (a & 0xFFFFFFFF) * (b & 0xFFFFFFFF);
 #endif
 }
 

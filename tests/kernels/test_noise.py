@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verdraft.kernels.build import build_native
 from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import GUMBEL_MAX, GUMBEL_MIN, Noise, least_word, philox, philox_blocks, to_gumbel
 
@@ -48,10 +47,9 @@ def test_any_subset_has_the_noise_of_the_full_row(seed: int, choice: int, positi
     assert np.array_equal(Noise(seed, choice, position).gumbel(ids), full[ids])
 
 
-@settings(deadline=None)
-@given(SEEDS, UINT32, UINT32, st.lists(UINT32, max_size=70))
-def test_native_words_are_the_same(seed: int, choice: int, position: int, blocks: list[int]) -> None:
-    native = NativeOps(build_native())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture never changes
+@given(seed=SEEDS, choice=UINT32, position=UINT32, blocks=st.lists(UINT32, max_size=70))
+def test_native_words_are_the_same(native: NativeOps, seed: int, choice: int, position: int, blocks: list[int]) -> None:
     ids = np.array(blocks, np.uint32)
     for part in (ids, ids[::2]):
         words = native.philox_blocks(seed, choice, position, part)
@@ -59,12 +57,11 @@ def test_native_words_are_the_same(seed: int, choice: int, position: int, blocks
         assert np.array_equal(words, philox_blocks(seed, choice, position, part))
 
 
-def test_native_words_of_a_whole_vocabulary_are_the_same() -> None:
-    native = NativeOps(build_native()).philox_blocks
+def test_native_words_of_a_whole_vocabulary_are_the_same(native: NativeOps) -> None:
     for vocab_size in (1, 63, 64, 65, 49_152, 151_936):
         expected = Noise(-7, 1, 2**32 - 1).row_words(vocab_size)
         assert expected.shape == (vocab_size,)
-        assert np.array_equal(Noise(-7, 1, 2**32 - 1, native).row_words(vocab_size), expected)
+        assert np.array_equal(Noise(-7, 1, 2**32 - 1, native.philox_blocks).row_words(vocab_size), expected)
 
 
 def test_the_row_does_not_depend_on_the_vocabulary_size() -> None:

@@ -15,7 +15,7 @@ from verdraft.kernels.portable import PortableOps
 
 CPU = torch.device("cpu")
 SHAPES = [(576, 960), (1536, 576), (1, 1), (7, 13), (32, 32), (33, 65), (100, 1), (1025, 31), (3000, 17), (5, 200)]
-MAX_ROWS = 40
+MAX_ROWS = 130
 BITS: list[Bits] = [4, 8]
 
 
@@ -63,7 +63,7 @@ def test_every_number_of_rows_gives_the_bits_of_a_lone_row(native: NativeOps, bi
     weight, bias, x = make_layer(ins, outs)
     packed = native.pack_blocks(quantize(weight, bits), bias)
     alone = torch.cat([native.linear(row, packed) for row in x.split(1)])
-    for rows in range(1, MAX_ROWS + 1):
+    for rows in range(1, (MAX_ROWS if ins * outs < 10_000 else 40) + 1):
         assert torch.equal(native.linear(x[:rows], packed), alone[:rows]), rows
         assert torch.equal(native.linear(x[-rows:], packed), alone[-rows:]), rows
 
