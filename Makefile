@@ -10,7 +10,7 @@ CONFORMANCE ?= shared/conformance
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: serve test check wheel bench overhead conformance law properties portable sanitize soak clean
+.PHONY: serve test check wheel bench overhead conformance law properties portable sanitize soak chaos fuzz clean
 
 serve: $(READY)
 	$(BIN)/verdraft serve --host $(HOST) --port $(PORT) $(ARGS)
@@ -37,6 +37,14 @@ overhead: $(READY)
 
 soak: $(READY)
 	$(BIN)/python -m verdraft.bench.soak --data "$(DATA)" $(ARGS)
+
+# Half an hour of hostile clients, faults, freezes and restarts; every token of the good clients is checked.
+chaos: $(READY)
+	$(BIN)/python -m verdraft.bench.chaos $(ARGS)
+
+# A quarter of an hour of odd requests, drawn from the server's own OpenAPI description.
+fuzz: $(READY)
+	$(BIN)/python -m verdraft.bench.fuzz $(ARGS)
 
 # The law's whole matrix on the demo model: tens of thousands of tokens, many minutes.
 law: $(READY)

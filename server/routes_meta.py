@@ -12,6 +12,7 @@ from verdraft.server.errors import model_not_found
 from verdraft.server.jsonbody import Body, parse_body
 from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.metrics import CONTENT_TYPE, Metrics
+from verdraft.server.openapi import description
 from verdraft.server.parse_completion import parse_abort, parse_detokenize, parse_tokenize
 from verdraft.server.requests import Limits
 from verdraft.server.responses import JsonResponse, engine_dead, engine_stuck
@@ -35,6 +36,7 @@ class MetaRoutes:
             ("GET", "/ready", self.ready),
             ("GET", "/metrics", self.expose),
             ("GET", "/version", self.version),
+            ("GET", "/openapi.json", self.openapi),
             ("GET", "/server_info", self.server_info),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{name:path}", self.model),
@@ -63,6 +65,10 @@ class MetaRoutes:
 
     async def version(self) -> Response:
         return JsonResponse({"version": verdraft.__version__})
+
+    async def openapi(self) -> Response:
+        service = self.lifecycle.service
+        return JsonResponse(description(service.limits if service else None))
 
     async def server_info(self) -> Response:
         """Sizes and modes; nothing secret."""
