@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 START_SECONDS = 240
@@ -75,3 +77,21 @@ def server(launch: Launch) -> RunningServer:
 def client(server: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as found:
         yield found
+
+
+@pytest.fixture
+def sdk(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def model(sdk: openai.OpenAI) -> str:
+    """The served model's id."""
+    return sdk.models.list().data[0].id

@@ -1,6 +1,5 @@
 """The official clients' own ways to ask for an object or a call, against a running server."""
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import anthropic
@@ -29,23 +28,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOL = {"name": "buy", "description": "Buy a paint.", "input_schema": SCHEMA}
-
-
-@pytest.fixture
-def sdk(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def model(sdk: openai.OpenAI) -> str:
-    return sdk.models.list().data[0].id
 
 
 def test_openai_parses_chat(sdk: openai.OpenAI, model: str) -> None:

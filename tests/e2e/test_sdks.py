@@ -1,6 +1,6 @@
 """The official clients against a running server: what they send is understood, and they understand what comes."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
@@ -20,26 +20,9 @@ GREEDY = {"temperature": 0}  # which some versions of the client know no more
 
 
 @pytest.fixture
-def sdk(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
 async def async_sdk(server: RunningServer) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
         yield client
-
-
-@pytest.fixture
-def claude(server: RunningServer) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=server.url, api_key="unused", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def model(sdk: openai.OpenAI) -> str:
-    return sdk.models.list().data[0].id
 
 
 @pytest.fixture
