@@ -13,6 +13,8 @@ from tqdm import tqdm
 from verdraft.model.exit_head import TokenIds
 from verdraft.train.adapter import Adapter
 
+CHUNK = 1024  # rows
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
@@ -23,6 +25,8 @@ class Recipe:
     batch: int = 512  # rows
     learning_rate: float = 2e-3  # at its peak; a cosine falls to nothing
     weight_decay: float = 0.05
+    dropout: float = 0.1
+    ridge: float = 0.02
     hard: float = 0.5  # share of the loss that is cross-entropy with the target's first choice; KL is the rest
     seed: int = 0
 
@@ -38,8 +42,8 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Means over rows, in nats: KL from the target's distribution (as far as the vocabulary holds it), and
-    cross-entropy with the target's first choice (of the rows where the vocabulary holds it)."""
+    """Means over rows, in nats: KL from the target's distribution inside the vocabulary (weighted with the mass that
+    it has there), and cross-entropy with the target's first choice (of the rows where the vocabulary holds it)."""
 
     kl: float
     cross_entropy: float
@@ -52,14 +56,25 @@ def frequent_tokens(rows: Mapping[str, Tensor], vocab_size: int, size: int) -> T
     return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
+def solved(rows: Mapping[str, Tensor], layer: int, target: Target, recipe: Recipe) -> Adapter:
+    """A head for `layer` whose linear parts are solved for in one go: where training starts, and fair to compare."""
+    device = target.rows.device
+    adapter = Adapter(target.rows.cpu(), recipe.inner, target.norm_eps, recipe.dropout, recipe.seed).to(device).eval()
+    columns = (torch.split(rows[name], CHUNK) for name in (f"layer.{layer}", "final"))
+    hidden, final = ((part.to(device).float() for part in column) for column in columns)
+    adapter.solve(hidden, final, recipe.ridge)
+    return adapter
+
+
 def distil(rows: Mapping[str, Tensor], layer: int, target: Target, recipe: Recipe, progress: bool = True) -> Adapter:
     """A head for `layer`, trained on all `rows`."""
-    scale = rows["final"][:: max(1, len(rows["final"]) // 4096)].float().pow(2).mean(0).sqrt()
-    adapter = Adapter(scale, target.rows.cpu(), recipe.inner, target.norm_eps, recipe.seed).to(target.rows.device)
+    adapter = solved(rows, layer, target, recipe)
     optimizer = torch.optim.AdamW(adapter.parameters(), recipe.learning_rate, weight_decay=recipe.weight_decay)
     num, draw = len(rows["next"]), torch.Generator().manual_seed(recipe.seed)
     steps = recipe.epochs * math.ceil(num / recipe.batch)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    torch.manual_seed(recipe.seed)  # of what is dropped
+    adapter.train()
     with tqdm(total=steps, desc=f"training the head of layer {layer}", disable=not progress) as bar:
         for _ in range(recipe.epochs):
             for part in torch.split(torch.randperm(num, generator=draw), recipe.batch):
@@ -72,7 +87,7 @@ def distil(rows: Mapping[str, Tensor], layer: int, target: Target, recipe: Recip
                 schedule.step()
                 bar.update()
                 bar.set_postfix(kl=f"{kl.item():.3f}", ce=f"{hard.item():.3f}", refresh=False)
-    return adapter
+    return adapter.eval()
 
 
 def _rate(step: int, steps: int) -> float:
@@ -92,7 +107,8 @@ def batch_losses(
         probs = logp.exp()
         first = columns_of(target.token_ids, rows["argmax"][part]).to(device)
         known = first >= 0
-    kl = (probs * (logp - logq)).sum(-1).mean()
+        mass = probs.sum(-1, keepdim=True)
+    kl = (probs * (logp - mass.log() - logq)).sum(-1).mean()
     hard = -logq.gather(-1, first.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return kl, (hard * known).sum() / known.sum().clamp(min=1)
 
@@ -117,7 +133,7 @@ def judge(adapter: Adapter, rows: Mapping[str, Tensor], layer: int, target: Targ
     """`within` are the token ids that may be chosen, a part of the target's."""
     device = target.rows.device
     columns = columns_of(target.token_ids, torch.from_numpy(within)).to(device)
-    parts = torch.split(torch.arange(len(rows["next"])), 1024)
+    parts = torch.split(torch.arange(len(rows["next"])), CHUNK)
     losses = [torch.stack(batch_losses(adapter, rows, part, layer, target)) * len(part) for part in parts]
     streams = (rows[f"layer.{layer}"][part].to(device).float() for part in parts)
     chosen = [adapter(stream)[:, columns].argmax(-1).cpu() for stream in streams]

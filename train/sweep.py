@@ -1,4 +1,4 @@
-"""Which exits pay here: quick heads for every candidate, replayed and priced (PAPERS 2.9)."""
+"""Which exits pay here: heads solved for by least squares, replayed and priced (PAPERS 2.9)."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
+from tqdm import tqdm
 
 from verdraft.model.exit_file import TrainedHead, assemble
 from verdraft.model.exit_head import TokenIds
@@ -13,10 +14,10 @@ from verdraft.model.transformer import Transformer
 from verdraft.spec.spending import CostTable
 from verdraft.train.adapter import Adapter
 from verdraft.train.choose import Exit, Times, early_exit_speed, hierarchical_speed, measure_head, measure_times
-from verdraft.train.distil import Recipe, Target, distil, judge
+from verdraft.train.distil import Recipe, Target, judge, solved
 from verdraft.train.replay import early_exit_cycles, greedy_trace, hierarchical_cycles
 
-ROWS, EPOCHS = 20_000, 2  # enough to rank candidates, not to ship them
+ROWS = 40_000  # enough to rank candidates
 LENGTHS = (1, 2, 3, 4)  # of early-exit drafts
 WINDOWS = ((1, 2), (1, 3), (2, 2), (2, 4), (2, 6), (4, 8))  # N_d, N_i
 
@@ -71,13 +72,12 @@ def sweep(
     """All candidates, the quickest first. A smaller vocabulary is the larger one's head without some columns."""
     some = thinned(rows, ROWS)
     largest = target_of(max(candidates.vocabularies))
-    quick = replace(recipe, epochs=EPOCHS)
     times = measure_times(model)
     choices = []
     for inner in candidates.inners:
-        heads = {
-            layer: distil(some, layer, largest, replace(quick, inner=inner), progress) for layer in candidates.layers
-        }
+        sized = replace(recipe, inner=inner)
+        layers = tqdm(candidates.layers, desc=f"solving heads of width {inner}", disable=not progress)
+        heads = {layer: solved(some, layer, largest, sized) for layer in layers}
         for size in candidates.vocabularies:
             ids = target_of(size).token_ids
             chosen = {layer: judge(head, held, layer, largest, ids).chosen for layer, head in heads.items()}
