@@ -185,7 +185,7 @@ class Report:
         weights = tensor_bytes(model, seen)
         heads = tensor_bytes(self.bench.exits, seen)
         kv = sequences * length * model.kv_bytes_per_token
-        rows = 2 * sequences * (modes()[2].window + 1)
+        rows = sequences * (modes()[2].window + 1)  # each waits at one boundary at a time
         buffers = rows * model.config.hidden_size * model.dtype.itemsize
         print(f"\n{sequences} sequences of {length} tokens: weights {weights / 1e6:.0f} MB, KV {kv / 1e6:.0f} MB")
         for name, size in (("buffered hidden states", buffers), ("heads", heads)):

@@ -155,6 +155,7 @@ class Engine:
         lengths = spend([draft.probs for draft in drafts], len(decoding), self.costs)
         for seq, draft, length in zip(decoding, drafts, lengths, strict=True):
             seq.draft = draft.trim(length)
+        self.exits.prune(decoding)
 
     def _propose(self, seq: Sequence, share: int) -> Draft:
         limit = min(self.config.max_draft_len, self._room(seq, share))
@@ -203,6 +204,7 @@ class Engine:
             code = result.code
         else:
             try:
+                self.exits.learn(result)
                 return self._committer.commit(result)
             except Exception:  # a stop check, a grammar or a draft source; the neighbours' tokens are right
                 logger.exception("request %s failed while its tokens were committed", seq.request.id)

@@ -10,10 +10,11 @@ from verdraft.scheduler.request import EXIT_MODES, Mode
 from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
-from verdraft.scheduler.verifier import Law
+from verdraft.scheduler.verifier import Law, Verified
 from verdraft.spec.agreement import FLOOR, Agreement
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.exit_costs import ExitCosts
+from verdraft.spec.pruning import MIN_LEN, Pruning
 from verdraft.spec.spending import CostTable
 from verdraft.spec.window import NO_CYCLE, Cycle
 
@@ -28,6 +29,8 @@ class ExitDrafter:
         self.costs = ExitCosts()
         self._runner = runner
         self._scheduler = scheduler
+        self.pruning = Pruning()
+        self._verdicts: dict[int, list[bool]] = {}
         self._filler = WindowFiller(exits, runner, law)
 
     @property
@@ -65,6 +68,45 @@ class ExitDrafter:
         found = self._fill([decoding[i] for i in chosen], [limits[i] for i in chosen])
         filled = dict(zip(chosen, found, strict=True))
         return [filled.get(i, draft) for i, draft in enumerate(drafts)]
+
+    def prune(self, decoding: list[Sequence]) -> None:
+        """Let L_i cut other sources' drafts where that pays, and look at one now and then to learn whether it would."""
+        self._verdicts.clear()
+        if not self.exits:
+            return
+        rows = len(decoding) + sum(len(seq.draft.tokens) for seq in decoding)
+        drafting = [seq for seq in decoding if seq.draft.source != "early_exit" and len(seq.draft.tokens) >= MIN_LEN]
+        cutting = [seq for seq in drafting if self.pruning.pays(self.costs, seq.draft.probs, self._others(seq, rows))]
+        looking = [seq for seq in drafting if seq in cutting or self.pruning.wants_trial()]
+        for seq, verdicts in self._judge([seq for seq in looking if self._has_room(seq)]):
+            self._verdicts[seq.order] = verdicts
+            if seq in cutting and False in verdicts:
+                seq.draft = seq.draft.trim(verdicts.index(False))
+
+    def learn(self, verified: Verified) -> None:
+        """How what L_i said of a draft compares with what the full model says."""
+        verdicts = self._verdicts.get(verified.work.seq.order)
+        if verdicts is not None:
+            judged = verdicts[: len(verified.work.draft.tokens)]
+            self.pruning.learn(judged, len(verified.tokens) - 1)
+
+    def _others(self, seq: Sequence, rows: int) -> int:
+        return rows - len(seq.draft.tokens)
+
+    def _has_room(self, seq: Sequence) -> bool:
+        seq.roll_back(seq.computed[-1])
+        wanted = len(seq.tokens) + len(seq.draft.tokens)
+        return self._scheduler.lend(seq, wanted) == wanted
+
+    def _judge(self, seqs: list[Sequence]) -> list[tuple[Sequence, list[bool]]]:
+        """An error here is nobody's loss either: the drafts stay as they are."""
+        if not seqs:
+            return []
+        try:
+            return list(zip(seqs, self._filler.judge(seqs), strict=True))
+        except Exception:
+            logger.exception("exits failed to judge %d drafts", len(seqs))
+            return []
 
     def _limit(self, seq: Sequence, room: int, num_windows: int, num_decoding: int) -> int:
         """As many tokens as pay, as may still come, and as free blocks have room for."""

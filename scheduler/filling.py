@@ -21,6 +21,7 @@ from verdraft.spec.constraint import ConstraintFailed
 from verdraft.spec.draft import Draft, common_length
 from verdraft.spec.window import Window
 
+PLAUSIBLE = 3.0  # logits behind the likeliest token: a twentieth of its probability
 NOTHING_TO_SAY = (AllTokensMasked, BadLogits, ConstraintFailed)  # at a head of few tokens, or one that fails
 
 
@@ -68,6 +69,17 @@ class WindowFiller:
             for filling in fillings:
                 filling.hold(())
         return [self._draft_of(filling) for filling in fillings]
+
+    def judge(self, seqs: Seq[Sequence]) -> list[list[bool]]:
+        """What L_i thinks of each token of the sequences' drafts; they have blocks for them. Changes no draft."""
+        works = [Work(seq, seq.computed[-1], 1 + len(seq.draft.tokens), seq.draft) for seq in seqs]
+        hidden, counts = self._run(works, depth=2)
+        scores, head = self.exits.check.logits(hidden), self.exits.check
+        parts = np.split(scores, np.cumsum(counts)[:-1])
+        return [
+            [_plausible(head, row, token) for row, token in zip(rows, seq.draft.tokens, strict=False)]
+            for seq, rows in zip(seqs, parts, strict=True)
+        ]
 
     def _draft_of(self, filling: Filling) -> Draft:
         tokens = tuple(filling.window.tokens)
@@ -122,7 +134,9 @@ class WindowFiller:
 
     def _pass(self, fillings: list[Filling], depth: int) -> tuple[Tensor, list[int]]:
         """Hidden states behind `depth` segments, and how many rows of them each gets."""
-        works = [filling.work() for filling in fillings]
+        return self._run([filling.work() for filling in fillings], depth)
+
+    def _run(self, works: list[Work], depth: int) -> tuple[Tensor, list[int]]:
         counts = [work.owed(depth - 1) for work in works]
         hidden = self.runner.run(works, depth)
         for work, rows in zip(works, hidden.split_with_sizes(counts), strict=True):
@@ -145,3 +159,11 @@ class WindowFiller:
             return True
         chosen = row[np.searchsorted(head.token_ids, token)]
         return bool(window.cycle.confidence * np.exp(row - chosen).sum() <= 1.0)
+
+
+def _plausible(head: ExitHead, row: Rows, token: int) -> bool:
+    """Whether the head gives the token a fair part of its likeliest token's probability; what it cannot say, passes."""
+    place = int(np.searchsorted(head.token_ids, token))
+    if place == len(head.token_ids) or head.token_ids[place] != token:
+        return True
+    return bool(row.max() - row[place] <= PLAUSIBLE)

@@ -40,6 +40,13 @@ class ExitCosts:
         tokens = rows - windows + windows * sum(keep**i for i in range(length + 1))
         return tokens / max(self._seconds(cycle, length, agree, windows, rows), 1e-9)
 
+    def pruned(self, seen: int, rows: int, verified: int) -> float:
+        """Seconds when L_i looks at `seen` tokens first and a pass with `verified` tokens follows, of which `rows`
+        were not seen."""
+        look = self.lowest.of(seen) + self.middle.of(seen) + self.check_head.of(seen)
+        saved = self.lowest.of(verified) + self.middle.of(verified) - self.lowest.of(rows) - self.middle.of(rows)
+        return max(look + self.full.of(verified) - saved, 1e-9)
+
     def _seconds(self, cycle: Cycle, length: int, agree: float, windows: int, rows: int) -> float:
         if length == 0:
             return self.full.of(rows)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import HealthCheck
 
 from verdraft.scheduler.request import Fault
+from verdraft.spec.exit_costs import ExitCosts
+from verdraft.spec.pruning import Pruning
 from verdraft.spec.spending import FREE, CostTable
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -66,12 +68,18 @@ def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request,
         exit_confidence=rnd.choice([0.0, 0.3]),
         **scripted,
     )
+    if rnd.random() < 0.5:  # L_i cuts whatever it does not like
+        engine.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 40.0)), *[CostTable((1, 32), (0.01, 0.02))] * 4)
+        for _ in range(99):
+            engine.exits.pruning.learn([True, False], 1)
     engine.costs = rnd.choice([FREE, CostTable((1, 32), (1.0, rnd.uniform(1, 20)))])
     watch(engine, scripted["model"])
     found = {}
     for name, (prompt, params) in jobs.items():
         fault = rnd.choice([None, Fault(kind="preempt", after_tokens=rnd.randint(0, 4))])
-        engine.add(make_request(name, prompt, speculation=rnd.choice(MODES), fault=fault, **params))
+        lies = [rnd.randrange(48) if rnd.random() < 0.2 else token for token in answers[name]]
+        params |= {"fault": fault, "prediction": rnd.choice([(), lies])}
+        engine.add(make_request(name, prompt, speculation=rnd.choice(MODES), **params))
         for _ in range(rnd.randint(0, 6)):
             for request, piece in engine.step():
                 found.setdefault(request.id, []).extend(piece.tokens)
@@ -168,3 +176,33 @@ def test_a_failing_exit_costs_no_request_anything(make_engine, drain, make_reque
     engine.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True, speculation="early_exit"))
     found = drain(engine)["a"]
     assert (found.tokens, found.finish) == (expected, "length")
+
+
+def test_the_check_cuts_a_wrong_prediction_before_the_full_model_sees_it(make_engine, drain, make_request, exiting):
+    """An exit that knows the truth lets right tokens through and stops at the first wrong one."""
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=40, ignore_eos=True)
+    lies = [token if i % 8 else (token + 1) % 48 for i, token in enumerate(expected)]
+    drafted = {}
+    for cuts in (False, True):
+        engine = make_engine(**exiting(0, 1))
+        engine.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 40.0)), *[CostTable((1, 32), (0.01, 0.02))] * 4)
+        for _ in range(99 if cuts else 0):
+            engine.exits.pruning.learn([True, False], 1)
+        request = make_request("a", PROMPT, max_tokens=40, ignore_eos=True, prediction=lies)
+        engine.add(request)
+        assert drain(engine)["a"].tokens == expected
+        drafted[cuts] = request.stats.sources["prediction"]
+    assert drafted[True].num_draft_tokens < drafted[False].num_draft_tokens
+    assert drafted[True].num_draft_tokens < 1.3 * drafted[True].num_accepted_tokens
+
+
+def test_what_the_check_lets_through_is_learned_from_trials(make_engine, drain, make_request, exiting):
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=60, ignore_eos=True)
+    lies = [token if i % 8 else (token + 1) % 48 for i, token in enumerate(expected)]
+    engine = make_engine(**exiting(0, 1))
+    engine.exits.pruning = Pruning(trial_every=2)
+    for i in range(4):
+        engine.add(make_request(str(i), PROMPT, max_tokens=60, ignore_eos=True, prediction=lies, speculation="hispec"))
+        assert drain(engine)[str(i)].tokens == expected
+    right, wrong = engine.exits.pruning.right, engine.exits.pruning.wrong
+    assert right.rate > 0.75 > wrong.rate  # where both began

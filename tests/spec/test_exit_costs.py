@@ -4,6 +4,7 @@ import pytest
 
 from verdraft.spec.agreement import FLOOR, Agreement
 from verdraft.spec.exit_costs import ExitCosts
+from verdraft.spec.pruning import Pruning
 from verdraft.spec.spending import CostTable
 from verdraft.spec.window import Cycle
 
@@ -63,3 +64,27 @@ def test_agreement_judges_only_what_the_full_model_looked_at():
     many.learn(30, 2)
     assert one.rate == many.rate
     assert one.probs(2) == pytest.approx((one.rate, one.rate**2))
+
+
+def test_pruning_pays_only_for_an_exit_that_tells_right_from_wrong():
+    long_shot = tuple(0.5 ** (i + 1) for i in range(12))
+    steep = ExitCosts(CostTable((1, 33), (8.0, 40.0)), flat(0.1), flat(0.1), flat(0.1), flat(0.1))
+    ignorant, knowing = Pruning(), Pruning()
+    for _ in range(50):
+        ignorant.learn([True, True], 1)
+        knowing.learn([True, False], 1)
+    assert not Pruning().pays(steep, long_shot, rows=1)
+    assert not ignorant.pays(steep, long_shot, rows=1)
+    assert knowing.pays(steep, long_shot, rows=1)
+    assert not knowing.pays(costs(), long_shot, rows=1)  # where rows are free, nothing is to be saved
+    assert not knowing.pays(ExitCosts(), long_shot, rows=1)
+
+
+def test_pruning_learns_from_judged_tokens_alone():
+    pruning = Pruning()
+    before = pruning.right.rate, pruning.wrong.rate
+    pruning.learn([False, False, True], 3)
+    assert pruning.right.rate < before[0]
+    assert pruning.wrong.rate == before[1]
+    pruning.learn([True, False, False, False], 1)
+    assert pruning.wrong.rate < before[1]
