@@ -111,7 +111,8 @@ class ExitDrafter:
     def _limit(self, seq: Sequence, room: int, num_windows: int, num_decoding: int) -> int:
         """As many tokens as pay, as may still come, and as free blocks have room for."""
         keep, agree = seq.agreement.rate, seq.inner.rate
-        limit = min(room, self.costs.best_length(seq.cycle, keep, agree, num_windows, num_decoding))
+        paying = self.costs.best_length(seq.cycle, keep, agree, num_windows, num_decoding)
+        limit = min(room, max(paying, int(seq.agreement.on_trial)))  # who asks for exits gets a trial
         return self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
 
     def _fill(self, seqs: list[Sequence], limits: list[int]) -> list[Draft]:

@@ -23,9 +23,14 @@ class Agreement:
         return self._kept / self._judged
 
     @property
+    def on_trial(self) -> bool:
+        """Too few tokens were judged yet to say anything."""
+        return self._num_judged < _TRIAL
+
+    @property
     def given_up(self) -> bool:
         """Too little was kept; nothing is drafted any more, so this is for good."""
-        return self._num_judged >= _TRIAL and self.rate < self.floor
+        return not self.on_trial and self.rate < self.floor
 
     def learn(self, drafted: int, accepted: int) -> None:
         """A verified draft: the accepted tokens were right, the next one wrong, and those behind it nobody judged."""

@@ -206,3 +206,14 @@ def test_what_the_check_lets_through_is_learned_from_trials(make_engine, drain, 
         assert drain(engine)[str(i)].tokens == expected
     right, wrong = engine.exits.pruning.right, engine.exits.pruning.wrong
     assert right.rate > 0.75 > wrong.rate  # where both began
+
+
+@pytest.mark.parametrize("mode", WINDOWS)
+def test_exits_that_cannot_pay_here_get_a_trial_and_are_given_up(make_engine, drain, make_request, exiting, mode):
+    engine = make_engine(**exiting(1, 1))
+    engine.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 2.0)), *[CostTable((1, 32), (50.0, 50.0))] * 4)
+    request = make_request("a", PROMPT, max_tokens=60, ignore_eos=True, speculation=mode)
+    engine.add(request)
+    drain(engine)
+    assert request.stats.given_up
+    assert request.stats.sources["early_exit"].num_draft_tokens == 24
