@@ -17,8 +17,8 @@ def add_train_commands(commands: Any) -> None:
     exits.add_argument("--out", type=Path, required=True, help="folder for the heads; what is collected stays there")
     lists = "several, with commas, are compared and the best is trained"
     exits.add_argument("--layers", type=_ints, required=True, help=f"L_d,L_i; {lists}")
-    exits.add_argument("--vocabulary", type=_ints, default=(4096,), help=f"tokens that can be drafted; {lists}")
-    exits.add_argument("--inner", type=_ints, default=(1024,), help=f"width of a head's MLP; {lists}")
+    exits.add_argument("--vocabulary", type=_ints, default=(2048,), help=f"tokens that can be drafted; {lists}")
+    exits.add_argument("--inner", type=_ints, default=(512,), help=f"width of a head's MLP; {lists}")
     exits.add_argument("--tokens", type=_at_least_one, default=300_000, help="of the model's own, to learn from")
     exits.add_argument("--epochs", type=_at_least_one, default=4, help="passes over them")
     exits.add_argument("--seed", type=int, default=0, help="of sampling, data order and first weights")

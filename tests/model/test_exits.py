@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from verdraft.kernels.base import Kernels
+from verdraft.kernels.torch_ref import TorchKernels
 from verdraft.model.errors import ModelError
 from verdraft.model.exit_file import AdapterWeights, TrainedHead, head_rows, load_exits, save_exits, shipped_exits
 from verdraft.model.exit_head import Exits, own_exits
@@ -181,3 +182,12 @@ def test_a_layerskip_checkpoint_exits_as_in_transformers(tiny_model: TinyModel, 
             hidden, done = one.model.forward(hidden, batch, one.pool, done, head.layer), head.layer
             expected = theirs.lm_head(theirs.model.norm(streams[head.layer]))[0]
             np.testing.assert_allclose(head.logits(hidden), expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.demo
+def test_heads_for_the_demo_model_ship(demo_path: Path) -> None:
+    model = load_model(demo_path, TorchKernels(), torch.float32, CPU)
+    exits = shipped_exits(model, demo_path)
+    assert [head.layer for head in exits.heads] == [4, 12]
+    with torch.inference_mode():
+        assert np.isfinite(exits.draft.logits(torch.randn(2, model.config.hidden_size))).all()
