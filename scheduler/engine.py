@@ -154,7 +154,7 @@ class Engine:
         drafts = self.exits.draft(decoding, drafts, [self._room(seq, share) for seq in decoding])
         lengths = spend([draft.probs for draft in drafts], len(decoding), self.costs)
         for seq, draft, length in zip(decoding, drafts, lengths, strict=True):
-            seq.draft = draft.trim(length)
+            seq.draft = draft.trim(max(length, draft.least))
         self.exits.prune(decoding)
 
     def _propose(self, seq: Sequence, share: int) -> Draft:

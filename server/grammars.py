@@ -99,12 +99,14 @@ class Grammars:
         (matcher,) = found
         if matcher.is_error():
             raise _refused(form, matcher.get_error())
+        if not any(_mask(matcher)):
+            raise invalid_value(form.param, "nothing satisfies the schema: it leaves no way to begin")
         return Grammar(matcher, self._tokenizer.vocab_size)
 
     def _matcher(self, source: str) -> LLMatcher:
         matcher = LLMatcher(self._engine_of_tokens(), source, log_level=0, limits=LIMITS)
         if not matcher.is_error():
-            matcher.deep_copy().compute_bitmask()  # builds what all copies share
+            _mask(matcher)  # builds what all copies share
         return matcher
 
     def _engine_of_tokens(self) -> LLTokenizer:
@@ -113,6 +115,13 @@ class Grammars:
             if self._engine is None:
                 self._engine = build_engine(self._tokenizer, self._eos)
             return self._engine
+
+
+def _mask(matcher: LLMatcher) -> bytes:
+    """Which tokens may come first, as bits; none of them set when the grammar leads nowhere."""
+    beginning = matcher.deep_copy()
+    mask = beginning.compute_bitmask()
+    return b"" if beginning.is_error() else mask
 
 
 def check_costs(form: JsonForm, place: Place) -> None:

@@ -1,7 +1,7 @@
 """A draft and the one protocol that every draft source follows. Token ids in, token ids out; no Request is known."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeAlias, get_args
 
 Source: TypeAlias = Literal["prediction", "suffix", "early_exit", "eagle", "grammar"]
@@ -17,6 +17,7 @@ class Draft:
     probs: tuple[float, ...] = ()  # estimated probability that tokens[:i+1] is accepted
     match_len: int = 0  # tokens of context that the proposal continues
     parents: tuple[int, ...] = ()
+    least: int = 0  # so many tokens are verified whatever they cost
 
     @property
     def score(self) -> float:
@@ -25,7 +26,7 @@ class Draft:
 
     def trim(self, limit: int) -> "Draft":
         """The first `limit` tokens of a chain."""
-        return Draft(self.tokens[:limit], self.source, self.probs[:limit], self.match_len)
+        return replace(self, tokens=self.tokens[:limit], probs=self.probs[:limit], least=min(self.least, limit))
 
 
 EMPTY = Draft()

@@ -17,6 +17,7 @@ _MAX_MATCH = 8  # a match is not measured beyond this when resynchronising
 _AHEAD_BONUS = 4  # being ahead of the cursor is worth this many tokens of match
 _CLOSE = 32  # so far ahead a match of two tokens will do
 _NEAREST = 16  # places looked at on either side of the cursor
+_PROMISED = 4  # tokens of a draft that no load trims: most of a right prediction is accepted (HTTP contract, section 9)
 _MAX_PAUSE = 64  # output tokens without a try after repeated failures
 
 # HTTP contract, section 9: an unrelated prediction costs at most this many rejected tokens.
@@ -72,7 +73,8 @@ class PredictionDrafter:
             return EMPTY
         hope = 1.0 - 1.0 / (self._agreed + _PRIOR)
         probs = tuple(hope ** (i + 1) for i in range(len(self._proposed)))
-        return Draft(self._proposed, "prediction", probs, self._agreed)
+        least = 0 if self._failures else min(_PROMISED, length)
+        return Draft(self._proposed, "prediction", probs, self._agreed, least=least)
 
     def _budget(self) -> int:
         """Tokens that may still be wasted: the next step commits at least one token whatever is drafted."""

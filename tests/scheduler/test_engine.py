@@ -11,6 +11,7 @@ from hypothesis.stateful import HealthCheck
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.request import Fault
 from verdraft.spec.draft import EMPTY, Draft, NoDrafter
+from verdraft.spec.spending import CostTable
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
@@ -32,6 +33,21 @@ def test_one_request_ends_at_max_tokens(make_engine, drain, make_request):
     summary = found.slices[-1].summary
     assert summary.num_output_tokens == 5
     assert summary.timing.first_token <= summary.timing.finished
+
+
+def test_a_right_prediction_is_taken_for_the_most_part_whatever_rows_cost(make_engine, drain, make_request):
+    """Three choices on a machine where a further row costs as much as a pass: cost alone would forbid every draft."""
+    fields = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
+    right = plain(make_engine, drain, make_request, PROMPT, **fields)
+    engine = make_engine(num_blocks=256)
+    engine.costs = CostTable((1, 2), (1.0, 2.0))
+    requests = [make_request(f"r{i}", PROMPT, prediction=tuple(right), **fields) for i in range(3)]
+    for request in requests:
+        engine.add(request)
+    found = drain(engine)
+    assert all(found[request.id].tokens == right for request in requests)
+    accepted = [request.stats.sources["prediction"].num_accepted_tokens for request in requests]
+    assert min(accepted) > 0.7 * 40
 
 
 def test_zero_tokens_computes_the_prompt_alone(make_engine, drain, make_request):

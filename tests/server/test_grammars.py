@@ -118,6 +118,7 @@ REFUSED = [
     ({"enum": []}, "invalid_value", "json_schema.schema"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, "invalid_value", "json_schema.schema"),
     ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported_parameter", "json_schema.schema.not"),
+    ({"$ref": "#"}, "invalid_value", "no way to begin"),
     ({"enum": ["x" * 70_000]}, "invalid_value", "65536 characters"),
     ({"type": "integer", "multipleOf": 999_983}, "unsupported_parameter", "schema.multipleOf"),
     (
