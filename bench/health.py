@@ -9,8 +9,9 @@ import httpx
 from verdraft.bench.client import CHAT, events
 
 STUCK_SECONDS = 10.0  # of the HTTP contract: /health must say 503 after these
-MARGIN = 1.5  # seconds around a change in which either answer may be true
-FREEZE_SECONDS = 14.0
+MARGIN = 2.5  # seconds around a change in which either answer may be true: a step of others may come first
+CLOSING_SECONDS = 5.0  # a server that stops ends its engine first
+FREEZE_SECONDS = 18.0
 INTERVAL = 0.25
 
 
@@ -57,6 +58,8 @@ class HealthWatch:
     def _true(self, sample: Sample) -> bool:
         if sample.code in ("gone", "loading"):
             return True
+        if sample.code == "engine_dead":
+            return any(s.code == "gone" and 0 <= s.asked - sample.asked < CLOSING_SECONDS for s in self.samples)
         if any(self._inside(sample, span) for span in self.spans):
             return sample.code == "engine_stuck"
         return sample.code == "" or any(self._touches(sample, span) for span in self.spans)

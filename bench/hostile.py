@@ -149,7 +149,8 @@ class Hostile:
     async def fail_step(self) -> str:
         """A fault of its own: this request fails or is preempted, and nobody else may notice."""
         kind = self.rng.choice(["raise", "nan", "preempt"])
-        body = endless(max_tokens=12, fault={"kind": kind, "after_tokens": self.rng.randrange(8)})
+        fault = {"kind": kind, "after_tokens": self.rng.randrange(8)}
+        body = endless(max_tokens=12, speculation="off", fault=fault)  # a long accepted draft would step over it
         response = await self.client.post(COMPLETION, json=body)
         code = "none" if response.status_code == 200 else error_code(response)
         if code not in REFUSALS and code != ("none" if kind == "preempt" else "internal_error"):
