@@ -93,7 +93,7 @@ class Bench:
         """What a pass, the segments and the heads cost here."""
         engine = Engine(self.model, EngineConfig(max_model_len=512, num_blocks=32), exits=self.exits)
         engine.measure()
-        return engine.costs, engine.exits.costs
+        return engine.drafting.costs, engine.drafting.exits.costs
 
     def turns(self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]], batch: int) -> dict[str, Result]:
         """All settings on every group of `batch` prompts in turn. Raises when two differ about a token."""
@@ -145,7 +145,7 @@ class Bench:
             exit_confidence=setting.confidence,
         )
         engine = Engine(model, config, exits=self.exits)  # type: ignore[arg-type]
-        engine.costs, engine.exits.costs = setting.costs
+        engine.drafting.costs, engine.drafting.exits.costs = setting.costs
         return engine
 
     def _request(self, number: int, prompt: Sequence[int], mode: Mode) -> Request:

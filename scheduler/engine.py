@@ -13,6 +13,7 @@ from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.costs import measure_costs
 from verdraft.scheduler.counters import EngineCounters, Totals
+from verdraft.scheduler.drafting import Drafting
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.exits import ExitDrafter
 from verdraft.scheduler.faults import inject_before, inject_nan, wants_preemption
@@ -24,10 +25,7 @@ from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Law, Verified, Verifier
 from verdraft.spec.constraint import ConstraintFailed
-from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
-from verdraft.spec.sources import make_drafter
-from verdraft.spec.spending import FREE, spend
-from verdraft.spec.suffix import SuffixStores
+from verdraft.spec.draft import Drafter
 
 logger = logging.getLogger("verdraft.engine")
 
@@ -48,30 +46,29 @@ class Engine:
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
-        self.stores = SuffixStores(config.suffix_store_tokens)
         self.totals = Totals()
-        self.costs = FREE
         pool = model.new_pool(config.num_blocks, config.block_size)
         self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers))
         law = Law(tuple(sorted(config.eos_token_ids)), choose_philox())
         self._verifier = Verifier(law)
-        self.exits = ExitDrafter(exits, self._runner, law, self.scheduler)
+        self.drafting = Drafting(self.scheduler, ExitDrafter(exits, self._runner, law, self.scheduler))
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
-        self._make_drafter = drafter_factory or self._default_drafter
+        self._make_drafter = drafter_factory or self.drafting.drafter
         self._sequences: dict[Request, Sequence] = {}
         self._order = 0
 
     def measure(self) -> None:
         """Learn what a pass costs here, so that drafts are no longer than pays; before the first request."""
         assert not self._sequences
-        self.costs = measure_costs(self._runner, self.config.max_context)
-        self.exits.measure(self.costs)
-        logger.info("a pass costs %s", ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in self.costs.points()))
+        costs = measure_costs(self._runner, self.config.max_context)
+        self.drafting.costs = costs
+        self.drafting.exits.measure(costs)
+        logger.info("a pass costs %s", ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in costs.points()))
 
     @property
     def modes(self) -> tuple[Mode, ...]:
         """What a request's `speculation` may ask for."""
-        return ("auto", "off", "suffix", *self.exits.modes)
+        return self.drafting.modes
 
     @property
     def has_work(self) -> bool:
@@ -90,7 +87,8 @@ class Engine:
         room = self.config.max_model_len - len(request.prompt)
         wanted = request.params.max_tokens
         self._order += 1
-        cycle = self.exits.cycle(self._mode(request))
+        exits = self.drafting.exits
+        cycle = exits.cycle(self.drafting.mode(request))
         seq = Sequence(
             request,
             self._order,
@@ -98,22 +96,11 @@ class Engine:
             num_segments=self._runner.num_segments,
             max_len=len(request.prompt) + (room if wanted is None else min(wanted, room)),
             cycle=cycle,
-            agreement=self.exits.agreement(cycle),
+            agreement=exits.agreement(cycle),
             leader=self._sequences.get(leader) if leader else None,
         )
         self.scheduler.add(seq)
         self._sequences[request] = seq
-
-    def _mode(self, request: Request) -> Mode:
-        return self.config.speculation if request.speculation == "auto" else request.speculation
-
-    def _default_drafter(self, request: Request) -> Drafter:
-        mode = self._mode(request)
-        assert mode != "auto", "the configuration says what that means"
-        # The smallest index that the source allows, for models of a very short context.
-        remembered = max(32, self.config.max_model_len)
-        store = self.stores.of(request.cache_salt) if mode == "suffix" else None
-        return make_drafter(mode, request.prediction, store, remembered, request.constraint)
 
     def abort(self, request: Request) -> list[Output]:
         """End a request wherever it is; its last slice says "abort". Unknown or finished: nothing."""
@@ -127,7 +114,7 @@ class Engine:
 
     def step(self) -> list[Output]:
         """One pass over the model: what was committed, per request, in the order of the plan."""
-        self._draft()
+        self.drafting.draft()
         plan = self._begin(self.scheduler.schedule())
         if not plan:
             return self._forget(self._end_outgrown())
@@ -143,32 +130,6 @@ class Engine:
         for seq in preempted:
             self.scheduler.preempt(seq)
         return [work for work in plan if work.seq not in preempted] if preempted else plan
-
-    def _draft(self) -> None:
-        """Ask every decoding sequence's source for a draft, and keep as much of them all as pays."""
-        running = self.scheduler.running
-        decoding = [seq for seq in running if seq.decoding]
-        budget = self.config.max_batch_tokens if len(decoding) == len(running) else self.config.max_batch_tokens // 2
-        share = budget // max(1, len(decoding)) - 1
-        drafts = [self._propose(seq, share) for seq in decoding]
-        drafts = self.exits.draft(decoding, drafts, [self._room(seq, share) for seq in decoding])
-        lengths = spend([draft.probs for draft in drafts], len(decoding), self.costs)
-        for seq, draft, length in zip(decoding, drafts, lengths, strict=True):
-            seq.draft = draft.trim(max(length, draft.least))
-        self.exits.prune(decoding)
-
-    def _propose(self, seq: Sequence, share: int) -> Draft:
-        limit = min(self.config.max_draft_len, self._room(seq, share))
-        try:
-            return seq.drafter.propose(limit) if limit > 0 else EMPTY
-        except Exception:  # drafts are free to be wrong, so a source that fails costs speed and no request
-            logger.exception("request %s goes on without drafts", seq.request.id)
-            seq.drafter = NoDrafter()
-            return EMPTY
-
-    def _room(self, seq: Sequence, share: int) -> int:
-        """The pass itself yields one token, so the draft needs at most one less than what may still come."""
-        return min(share, seq.max_len - len(seq.tokens) - 1)
 
     def _execute(self, plan: list[Work]) -> list[Verified | Failed]:
         """Run the plan. When it fails, run each work alone, so that only the one at fault is lost: by the law the
@@ -204,7 +165,7 @@ class Engine:
             code = result.code
         else:
             try:
-                self.exits.learn(result)
+                self.drafting.exits.learn(result)
                 return self._committer.commit(result)
             except Exception:  # a stop check, a grammar or a draft source; the neighbours' tokens are right
                 logger.exception("request %s failed while its tokens were committed", seq.request.id)
@@ -233,12 +194,12 @@ class Engine:
         self.scheduler.pool.clear_cache()
         for seq in self.scheduler.running:
             seq.num_remembered = len(seq.blocks)
-        self.stores.clear()
+        self.drafting.stores.clear()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when any structure contradicts another."""
         self.scheduler.check_integrity()
-        self.stores.check_integrity()
+        self.drafting.stores.check_integrity()
 
     def counters(self) -> EngineCounters:
         """A snapshot for /metrics."""
@@ -259,7 +220,7 @@ class Engine:
             corrupted=totals.corrupted,
             target_passes=totals.target_passes,
             iteration_tokens=totals.iteration_tokens,
-            suffix_store_tokens=self.stores.num_tokens,
+            suffix_store_tokens=self.drafting.stores.num_tokens,
             exits_given_up=totals.exits_given_up,
             spec={source: replace(stats) for source, stats in totals.spec.items()},
             accepted_per_pos=tuple(totals.accepted_per_pos),

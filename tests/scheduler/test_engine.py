@@ -40,7 +40,7 @@ def test_a_right_prediction_is_taken_for_the_most_part_whatever_rows_cost(make_e
     fields = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.0}
     right = plain(make_engine, drain, make_request, PROMPT, **fields)
     engine = make_engine(num_blocks=256)
-    engine.costs = CostTable((1, 2), (1.0, 2.0))
+    engine.drafting.costs = CostTable((1, 2), (1.0, 2.0))
     requests = [make_request(f"r{i}", PROMPT, prediction=tuple(right), **fields) for i in range(3)]
     for request in requests:
         engine.add(request)

@@ -15,6 +15,8 @@ from verdraft.spec.spending import FREE, CostTable
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 WINDOWS = ["early_exit", "hispec"]
+# Further rows are dear and exits are nearly free, so that whatever they can cut pays.
+CHEAP_EXITS = ExitCosts(CostTable((1, 32), (1.0, 40.0)), *[CostTable((1, 32), (0.01, 0.02))] * 4)
 MODES = [*WINDOWS, "off", "suffix"]
 
 
@@ -69,10 +71,10 @@ def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request,
         **scripted,
     )
     if rnd.random() < 0.5:  # L_i cuts whatever it does not like
-        engine.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 40.0)), *[CostTable((1, 32), (0.01, 0.02))] * 4)
+        engine.drafting.exits.costs = CHEAP_EXITS
         for _ in range(99):
-            engine.exits.pruning.learn([True, False], 1)
-    engine.costs = rnd.choice([FREE, CostTable((1, 32), (1.0, rnd.uniform(1, 20)))])
+            engine.drafting.exits.pruning.learn([True, False], 1)
+    engine.drafting.costs = rnd.choice([FREE, CostTable((1, 32), (1.0, rnd.uniform(1, 20)))])
     watch(engine, scripted["model"])
     found = {}
     for name, (prompt, params) in jobs.items():
@@ -84,7 +86,7 @@ def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request,
             for request, piece in engine.step():
                 found.setdefault(request.id, []).extend(piece.tokens)
             if rnd.random() < 0.2:
-                engine._draft()  # a window that is never verified
+                engine.drafting.draft()  # a window that is never verified
     for name, rest in drain(engine).items():
         found.setdefault(name, []).extend(rest.tokens)
     assert found == answers
@@ -185,9 +187,9 @@ def test_the_check_cuts_a_wrong_prediction_before_the_full_model_sees_it(make_en
     drafted = {}
     for cuts in (False, True):
         engine = make_engine(**exiting(0, 1))
-        engine.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 40.0)), *[CostTable((1, 32), (0.01, 0.02))] * 4)
+        engine.drafting.exits.costs = CHEAP_EXITS
         for _ in range(99 if cuts else 0):
-            engine.exits.pruning.learn([True, False], 1)
+            engine.drafting.exits.pruning.learn([True, False], 1)
         request = make_request("a", PROMPT, max_tokens=40, ignore_eos=True, prediction=lies)
         engine.add(request)
         assert drain(engine)["a"].tokens == expected
@@ -200,18 +202,18 @@ def test_what_the_check_lets_through_is_learned_from_trials(make_engine, drain, 
     expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=60, ignore_eos=True)
     lies = [token if i % 8 else (token + 1) % 48 for i, token in enumerate(expected)]
     engine = make_engine(**exiting(0, 1))
-    engine.exits.pruning = Pruning(trial_every=2)
+    engine.drafting.exits.pruning = Pruning(trial_every=2)
     for i in range(4):
         engine.add(make_request(str(i), PROMPT, max_tokens=60, ignore_eos=True, prediction=lies, speculation="hispec"))
         assert drain(engine)[str(i)].tokens == expected
-    right, wrong = engine.exits.pruning.right, engine.exits.pruning.wrong
+    right, wrong = engine.drafting.exits.pruning.right, engine.drafting.exits.pruning.wrong
     assert right.rate > 0.75 > wrong.rate  # where both began
 
 
 @pytest.mark.parametrize("mode", WINDOWS)
 def test_exits_that_cannot_pay_here_get_a_trial_and_are_given_up(make_engine, drain, make_request, exiting, mode):
     engine = make_engine(**exiting(1, 1))
-    engine.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 2.0)), *[CostTable((1, 32), (50.0, 50.0))] * 4)
+    engine.drafting.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 2.0)), *[CostTable((1, 32), (50.0, 50.0))] * 4)
     request = make_request("a", PROMPT, max_tokens=60, ignore_eos=True, speculation=mode)
     engine.add(request)
     drain(engine)

@@ -12,6 +12,7 @@ from verdraft.scheduler.request import Request
 from verdraft.server.build import build_engine
 from verdraft.server.report import Report
 from verdraft.server.settings import Settings, SettingsError
+from verdraft.spec.exit_costs import ExitCosts
 
 
 def build(path: Path, **settings: object) -> Engine:
@@ -33,7 +34,7 @@ def test_two_layers_give_two_more_modes(deep_agreeing_path: Path) -> None:
     assert engine.modes == ("auto", "off", "suffix", "early_exit", "hispec")
     plain, _ = generate(engine, speculation="off")
     for mode in ("auto", "early_exit", "hispec"):
-        engine.exits.costs = type(engine.exits.costs)()  # whatever this tiny model's passes cost, draft
+        engine.drafting.exits.costs = ExitCosts()  # whatever this tiny model's passes cost, draft
         tokens, summary = generate(engine, speculation=mode)
         assert tokens == plain
         assert summary.spec.sources["early_exit"].num_accepted_tokens > 0
