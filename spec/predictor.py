@@ -1,0 +1,142 @@
+"""The payoff predictor: from phi to how much of a draft will be accepted (DESIGN section 6; HVD, PAPERS 1.3 and 1.8b).
+
+An MLP of two hidden layers with ReLU on numpy. Its outputs are the mean accepted length (the paper's) and the hazards
+of the first LENGTHS tokens: P(token l is right | all before it are), whose products are the survival P(accepted >= l).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from verdraft.spec.features import FEATURES, Floats
+
+FORMAT = 1
+LENGTHS = 16  # survival is predicted for 1 .. LENGTHS tokens
+HIDDEN = 256
+MEAN_UNIT = 8.0  # tokens: the mean leaves the network in this unit, so that both losses are of one size
+SHIPPED = Path(__file__).parent / "predictor.safetensors"
+
+
+class PredictorError(Exception):
+    """A predictor file is missing, damaged or of another version. One sentence that names the file."""
+
+
+class Payoff(NamedTuple):
+    """What is expected of N drafts."""
+
+    mean: Floats  # [N] accepted tokens
+    survival: Floats  # [N, LENGTHS] P(accepted >= l) for l = 1 .. LENGTHS, never rising along l
+
+
+class Layer(NamedTuple):
+    """x @ weight + bias."""
+
+    weight: Floats  # [inputs, outputs]
+    bias: Floats  # [outputs]
+
+
+@dataclass(frozen=True, slots=True)
+class PayoffPredictor:
+    """Learned functions of phi; immutable, so any thread may use one. `record` tells how it came about."""
+
+    shift: Floats  # [F] mean of each feature in training
+    scale: Floats  # [F] 1 / its standard deviation
+    layers: tuple[Layer, Layer, Layer]
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def predict(self, features: Floats) -> Payoff:
+        """From `features` [N, F], as describe() gives them."""
+        hidden: Floats = (features - self.shift) * self.scale
+        for weight, bias in self.layers[:-1]:
+            hidden = hidden @ weight
+            hidden += bias
+            np.maximum(hidden, 0.0, out=hidden)
+        out: Floats = hidden @ self.layers[-1].weight + self.layers[-1].bias
+        mean: Floats = np.maximum(out[:, 0] * np.float32(MEAN_UNIT), 0.0)
+        survival: Floats = sigmoid(out[:, 1:])
+        return Payoff(mean, np.multiply.accumulate(survival, axis=1))
+
+    def save(self, path: Path) -> None:
+        """One file, whole or not at all; half precision but for the normalisation."""
+        tensors: dict[str, NDArray[Any]] = {"shift": self.shift, "scale": self.scale}
+        for i, layer in enumerate(self.layers):
+            tensors |= {f"{i}.weight": _half(layer.weight), f"{i}.bias": _half(layer.bias)}
+        about = {"format": str(FORMAT), "features": json.dumps(FEATURES), "record": json.dumps(self.record)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, partial, about)
+        partial.replace(path)
+
+
+def load_predictor(path: Path = SHIPPED) -> PayoffPredictor:
+    """What save() wrote, or the predictor that comes with verdraft. Raises PredictorError."""
+    try:
+        with safe_open(path, "np") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise PredictorError(f"{path} holds no readable predictor: {error}") from error
+    if about.get("format") != str(FORMAT) or about.get("features") != json.dumps(FEATURES):
+        raise PredictorError(f"{path} was made by another version of verdraft: train it anew")
+    try:
+        layers = [Layer(tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(3)]
+        found = PayoffPredictor(tensors["shift"], tensors["scale"], (layers[0], layers[1], layers[2]), _record(about))
+    except (KeyError, ValueError) as error:
+        raise PredictorError(f"{path} holds no whole predictor: {error}") from error
+    _check(found, path)
+    return found
+
+
+def new_predictor(rng: np.random.Generator, hidden: int = HIDDEN) -> PayoffPredictor:
+    """An untrained one: small random weights (He), no normalisation."""
+    sizes = (len(FEATURES), hidden, hidden, 1 + LENGTHS)
+    layers = [
+        Layer(rng.normal(0.0, (2.0 / n) ** 0.5, (n, m)).astype(np.float32), np.zeros(m, np.float32))
+        for n, m in pairwise(sizes)
+    ]
+    zeros, ones = np.zeros(len(FEATURES), np.float32), np.ones(len(FEATURES), np.float32)
+    return PayoffPredictor(zeros, ones, (layers[0], layers[1], layers[2]))
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)) without overflow."""
+    found: Floats = 0.5 * np.tanh(0.5 * x) + np.float32(0.5)
+    return found
+
+
+def path_probs(survival: Floats, length: int) -> tuple[float, ...]:  # survival [LENGTHS] of one draft
+    """P(accepted >= l) for l = 1 .. length. Behind LENGTHS, tokens are as often right as the last four before."""
+    known: list[float] = survival[:length].tolist()
+    if length > LENGTHS:
+        hazard = (known[-1] / max(known[-5], 1e-9)) ** 0.25
+        known += [known[-1] * hazard ** (i + 1) for i in range(length - LENGTHS)]
+    return tuple(known)
+
+
+def _half(values: Floats) -> NDArray[np.float16]:
+    return np.clip(values, -65504, 65504).astype(np.float16)
+
+
+def _record(about: Mapping[str, str]) -> dict[str, Any]:
+    record = json.loads(about.get("record", "{}"))
+    return record if isinstance(record, dict) else {}
+
+
+def _check(predictor: PayoffPredictor, path: Path) -> None:
+    """Shapes that fit together and finite numbers. Raises PredictorError."""
+    width = len(FEATURES)
+    fits = predictor.shift.shape == predictor.scale.shape == (width,)
+    for weight, bias in predictor.layers:
+        fits = fits and weight.ndim == 2 and weight.shape == (width, len(bias))
+        width = len(bias)
+    arrays = [predictor.shift, predictor.scale, *(array for layer in predictor.layers for array in layer)]
+    if not fits or width != 1 + LENGTHS or not all(np.isfinite(array).all() for array in arrays):
+        raise PredictorError(f"{path} holds a predictor of the wrong shape, or numbers that are not finite")
