@@ -146,7 +146,9 @@ class Engine:
         self.totals.iteration_tokens += sum(work.num_tokens for work in plan)
         logits = self._runner.execute(plan)
         inject_nan(plan, logits)
-        return self._verifier.verify(plan, logits)
+        results = self._verifier.verify(plan, logits)
+        self._runner.straighten(results)
+        return results
 
     def _blame(self, seq: Sequence, error: Exception) -> str:
         if isinstance(error, BadLogits):

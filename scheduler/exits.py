@@ -75,7 +75,7 @@ class ExitDrafter:
         if not self.exits:
             return
         rows = len(decoding) + sum(len(seq.draft.tokens) for seq in decoding)
-        drafting = [seq for seq in decoding if seq.draft.source != "early_exit" and len(seq.draft.tokens) >= MIN_LEN]
+        drafting = [seq for seq in decoding if self._prunable(seq.draft)]
         cutting = [seq for seq in drafting if self.pruning.pays(self.costs, seq.draft.probs, self._others(seq, rows))]
         looking = [seq for seq in drafting if seq in cutting or self.pruning.wants_trial()]
         for seq, verdicts in self._judge([seq for seq in looking if self._has_room(seq)]):
@@ -89,6 +89,10 @@ class ExitDrafter:
         if verdicts is not None:
             judged = verdicts[: len(verified.work.draft.tokens)]
             self.pruning.learn(judged, len(verified.tokens) - 1)
+
+    def _prunable(self, draft: Draft) -> bool:
+        """A tree's nodes cannot leave one by one: their KV is in the order of the nodes."""
+        return draft.source != "early_exit" and not draft.parents and len(draft.tokens) >= MIN_LEN
 
     def _others(self, seq: Sequence, rows: int) -> int:
         return rows - len(seq.draft.tokens)

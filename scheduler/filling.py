@@ -122,7 +122,7 @@ class WindowFiller:
         ahead, unchecked = window.num_checked, window.unchecked
         filling.hold(window.tokens[:ahead])
         try:
-            tokens = accept(seq, Draft(unchecked), lambda j: self._guess(head, seq, ahead + j, rows[j]))
+            tokens = accept(seq, Draft(unchecked), lambda j, _: self._guess(head, seq, ahead + j, rows[j]))
         except NOTHING_TO_SAY:
             tokens = []
         sure = [self._sure(head, window, token, row) for token, row in zip(tokens, rows, strict=False)]

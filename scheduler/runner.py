@@ -4,7 +4,7 @@ Knows tensors and positions; decides nothing.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from verdraft.kernels.base import Batch, LayerKV
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.plan import Work
-from verdraft.scheduler.verifier import Rows, rows_wanted
+from verdraft.scheduler.verifier import Rows, Verified, rows_wanted
 
 Ints = NDArray[np.int64]
 
@@ -65,7 +65,27 @@ class Runner:
         rows = [(work, num) for work, num in zip(plan, owed, strict=True) if num]
         num = np.array([num for _, num in rows], np.int64)
         start = np.array([work.end - num for work, num in rows], np.int64)
-        return ragged_batch(num, start, _block_tables([work for work, _ in rows]), self.block_size, self.model.device)
+        tables = _block_tables([work for work, _ in rows])
+        batch = ragged_batch(num, start, tables, self.block_size, self.model.device)
+        return _with_trees(batch, rows) if any(work.draft.parents for work, _ in rows) else batch
+
+    @torch.inference_mode()
+    def straighten(self, results: Seq[Verified]) -> None:
+        """Move the KV of accepted paths, in every layer, to where a chain of these tokens has it."""
+        moves = [move for result in results if result.work.draft.parents for move in self._moves(result)]
+        if moves:
+            sources, targets = (_to(np.array(slots), self.model.device) for slots in zip(*moves, strict=True))
+            for layer_kv in self.pool:
+                self.model.kernels.move(layer_kv, sources, targets)
+
+    def _moves(self, result: Verified) -> list[tuple[int, int]]:
+        work = result.work
+        first, size, blocks = work.end - len(work.draft.tokens), self.block_size, work.seq.blocks
+
+        def slot(place: int) -> int:
+            return blocks[place // size] * size + place % size
+
+        return [(slot(first + node), slot(first + i)) for i, node in enumerate(result.path) if i != node]
 
     def _logits(self, hidden: Tensor, plan: list[Work]) -> Rows:
         ends = np.cumsum([work.num_tokens for work in plan])
@@ -83,6 +103,30 @@ def _with_waiting(plan: list[Work], segment: int, fresh: Tensor, counts: list[in
     for work, rows in zip(plan, fresh.split_with_sizes(counts), strict=True):
         pieces += [*work.seq.behind[segment - 1].chunks, rows]
     return torch.cat(pieces)
+
+
+def _with_trees(batch: Batch, rows: list[tuple[Work, int]]) -> Batch:
+    """Every token follows its parent, of which rows[b] = (work, num of its last tokens) tells; slots stay as they are.
+
+    No tree is computed in some segments only, so all of its nodes and the token before them are among the rows.
+    """
+    parents, positions = [], []
+    for work, num in rows:
+        nodes, start = len(work.draft.tokens), work.end - num
+        before = list(range(-1, num - 1))
+        places = list(range(start, work.end))
+        if work.draft.parents:
+            first = num - nodes
+            before[first:] = [first + parent if parent >= 0 else first - 1 for parent in work.draft.parents]
+            places[first:] = [start + first - 1 + depth for depth in work.draft.depths]
+        parents += before
+        positions += places
+    device = batch.positions.device
+    return replace(
+        batch,
+        parents=_to(np.array(parents, np.int32), device),
+        positions=_to(np.array(positions, np.int64), device),
+    )
 
 
 def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: torch.device) -> Batch:

@@ -29,6 +29,11 @@ class Verified:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
+    @property
+    def path(self) -> list[int]:
+        """The accepted nodes of the draft."""
+        return self.work.draft.path(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -108,21 +113,22 @@ class Verifier:
         return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored)
 
     def _accept(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> list[int]:
-        """Row j of `logits` belongs to draft.tokens[:j]."""
+        """Row i of `logits` belongs to node i - 1 of the draft, row 0 to the last known token."""
         seq = work.seq
-        return accept(seq, work.draft, lambda j: self.law.token(seq, j, int(best[j]), lambda: logits[j]))
+        return accept(seq, work.draft, lambda i, ahead: self.law.token(seq, ahead, int(best[i]), lambda: logits[i]))
 
 
-def accept(seq: Sequence, draft: Draft, target: Callable[[int], int]) -> list[int]:
-    """The acceptance rule, with the draft's earlier tokens in the history of each later one."""
+def accept(seq: Sequence, draft: Draft, target: Callable[[int, int], int]) -> list[int]:
+    """The acceptance rule, with a node's path in the history of each token behind it. `target(i, ahead)` is the law's
+    token after node i - 1, whose path has `ahead` tokens; in a chain the two are equal."""
     pushed = 0
 
-    def next_target(j: int) -> int:
+    def next_target(i: int) -> int:
         nonlocal pushed
-        if j:
-            seq.push(draft.tokens[j - 1])
+        if i:
+            seq.push(draft.tokens[i - 1])
             pushed += 1
-        return target(j)
+        return target(i, pushed)
 
     try:
         return verify(draft, next_target)
@@ -135,7 +141,8 @@ def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLog
     top = work.seq.request.params.logprobs
     if top is None:
         return ()
-    return tuple(_score(row, token, top) for row, token in zip(logits, tokens, strict=False))
+    rows = [0, *(node + 1 for node in work.draft.path(tokens))]
+    return tuple(_score(logits[row], token, top) for row, token in zip(rows, tokens, strict=True))
 
 
 def _score_prompt(work: Work, logits: Rows) -> tuple[TokenLogprobs, ...]:

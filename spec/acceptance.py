@@ -6,15 +6,14 @@ from verdraft.spec.draft import Draft
 
 
 def verify(draft: Draft, target: Callable[[int], int]) -> list[int]:
-    """The accepted tokens and one more: recovered at the first mismatch, or bonus after full acceptance.
+    """The accepted tokens and one more: recovered where no child agrees, or bonus after full acceptance.
 
-    `target(j)` is the law's token after draft.tokens[:j]; it is called for j = 0, 1, ... once each, and for nothing
-    behind the first mismatch. `draft` must be a chain.
+    `target(i)` is the law's token after node i - 1 and its path, in a chain after draft.tokens[:i]; `target(0)` the one
+    after the committed text. It is called along the accepted path alone, once for each node.
     """
-    assert not draft.parents, "only chains are verified here"
-    tokens: list[int] = []
-    for j, drafted in enumerate(draft.tokens):
-        tokens.append(target(j))
-        if tokens[-1] != drafted:
-            return tokens
-    return [*tokens, target(len(draft.tokens))]
+    tokens = [target(0)]
+    node = draft.child(-1, tokens[0])
+    while node is not None:
+        tokens.append(target(node + 1))
+        node = draft.child(node, tokens[-1])
+    return tokens

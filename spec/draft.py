@@ -10,11 +10,15 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens as flat arrays; a chain when `parents` is empty, else parents[i] < i (-1 = the root)."""
+    """Proposed tokens as flat arrays; a chain when `parents` is empty, else parents[i] < i (-1: the committed text).
+
+    In a tree a node is a token, its path the tokens that lead to it. Likely nodes come first, so that a beginning of
+    the arrays is the best smaller tree.
+    """
 
     tokens: tuple[int, ...] = ()
     source: Source = "suffix"
-    probs: tuple[float, ...] = ()  # estimated probability that tokens[:i+1] is accepted
+    probs: tuple[float, ...] = ()  # estimated probability that token i and its path are accepted
     match_len: int = 0  # tokens of context that the proposal continues
     parents: tuple[int, ...] = ()
     least: int = 0  # so many tokens are verified whatever they cost
@@ -25,8 +29,38 @@ class Draft:
         return sum(self.probs)
 
     def trim(self, limit: int) -> "Draft":
-        """The first `limit` tokens of a chain."""
-        return replace(self, tokens=self.tokens[:limit], probs=self.probs[:limit], least=min(self.least, limit))
+        """The first `limit` tokens; parents come before their children, so these are a chain or a tree too."""
+        return replace(
+            self,
+            tokens=self.tokens[:limit],
+            probs=self.probs[:limit],
+            parents=self.parents[:limit],
+            least=min(self.least, limit),
+        )
+
+    @property
+    def depths(self) -> list[int]:
+        """Of every token, the length of its path: 1 behind the committed text."""
+        depths: list[int] = []
+        for parent in self.parents or range(-1, len(self.tokens) - 1):
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def child(self, node: int, token: int) -> int | None:
+        """The node that continues `node` (-1: the committed text) with `token`."""
+        if not self.parents:
+            return node + 1 if self.tokens[node + 1 : node + 2] == (token,) else None
+        found = (i for i in range(node + 1, len(self.tokens)) if self.parents[i] == node and self.tokens[i] == token)
+        return next(found, None)
+
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that `tokens` lead through, as far as there are such."""
+        nodes = [-1]
+        for token in tokens:
+            if (node := self.child(nodes[-1], token)) is None:
+                break
+            nodes.append(node)
+        return nodes[1:]
 
 
 EMPTY = Draft()
