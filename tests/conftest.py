@@ -1,6 +1,7 @@
 """Models that every folder's tests may use: tiny random ones, and the demo model."""
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from verdraft.model.demo import demo_model
+from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint
 
 settings.register_profile("long", max_examples=5000, deadline=None)  # `make properties`
@@ -90,6 +92,55 @@ def tiny_qwen3_path(tiny_model: TinyModel) -> Path:
 def demo_path() -> Path:
     """The demo model's folder; fetched when the user's cache lacks it. Mark the test `demo`."""
     return demo_model(progress=False)
+
+
+class ScriptedDrafter:
+    """Knows the continuation and lies about some of it: `wrong` is the chance of each drafted token to be wrong."""
+
+    def __init__(self, answer: Sequence[int], wrong: float, seed: float, vocab: int = 48) -> None:
+        self.answer, self.wrong, self.random, self.vocab = list(answer), wrong, random.Random(seed), vocab
+        self.done = 0
+        self.started = False
+
+    def start(self, prompt: Sequence[int]) -> None:
+        assert not self.started
+        self.started = True
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        assert list(tokens) == self.answer[self.done : self.done + len(tokens)]
+        self.done += len(tokens)
+
+    def propose(self, limit: int) -> Draft:
+        ahead = self.answer[self.done : self.done + self.random.randint(0, limit)]
+        lies = (self.random.randrange(self.vocab) if self.random.random() < self.wrong else t for t in ahead)
+        return Draft(tuple(lies), probs=(1.0,) * len(ahead)) if ahead else EMPTY
+
+    def stop(self) -> None:
+        self.started = False
+
+
+class ScriptedTrees(ScriptedDrafter):
+    """Trees of any shape around the continuation, now and then with two equal children; `wrong` as above."""
+
+    def propose(self, limit: int) -> Draft:
+        rnd, tokens, parents, right = self.random, [], [], {-1: 0}  # right nodes, and how many tokens they stand for
+        for node in range(rnd.randint(0, limit)):
+            parents.append(max(-1, node - 1 - rnd.choice([0, 0, 1, 2, 5])))
+            rest = self.answer[self.done + right[parents[-1]] :] if parents[-1] in right else []
+            tokens.append(rest[0] if rest and rnd.random() >= self.wrong else rnd.randrange(self.vocab))
+            if rest and tokens[-1] == rest[0]:
+                right[node] = right[parents[-1]] + 1
+        return Draft(tuple(tokens), "eagle", probs=(1.0,) * len(tokens), parents=tuple(parents))
+
+
+@pytest.fixture
+def scripted() -> type[ScriptedDrafter]:
+    return ScriptedDrafter
+
+
+@pytest.fixture
+def scripted_trees() -> type[ScriptedTrees]:
+    return ScriptedTrees
 
 
 class JsonVocabulary:

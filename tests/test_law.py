@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -19,9 +19,10 @@ from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
-from verdraft.scheduler.engine import NO_EXITS, Engine
+from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
+from verdraft.spec.draft import Drafter, NoDrafter
 
 Job = tuple[list[int], SamplingParams]
 MODES = ("off", "suffix", "auto", "prediction")
@@ -46,7 +47,13 @@ def load(path: Path, quantization: Quantization = "none") -> Transformer:
     return load_model(path, choose_kernels("cpu", cpu, torch.float32, quantization), torch.float32, cpu)
 
 
-def engine_for(model: Transformer, num_blocks: int, max_batch_tokens: int, exits: Exits = NO_EXITS) -> Engine:
+def engine_for(
+    model: Transformer,
+    num_blocks: int,
+    max_batch_tokens: int,
+    exits: Exits = NO_EXITS,
+    drafters: DrafterFactory | None = None,
+) -> Engine:
     return Engine(
         model,
         EngineConfig(
@@ -57,6 +64,7 @@ def engine_for(model: Transformer, num_blocks: int, max_batch_tokens: int, exits
             max_batch_tokens=max_batch_tokens,
             eos_token_ids=model.config.eos_token_ids,
         ),
+        drafters,
         exits=exits,
     )
 
@@ -166,6 +174,29 @@ def test_exits_keep_the_law(kind: str, least: float, most: float, request: pytes
     assert least <= accepted <= most
 
 
+@pytest.mark.parametrize(("path", "modes"), [("tiny_qwen3_path", ["off"]), ("deep_agreeing_path", ["mixed"])])
+def test_trees_keep_the_law(
+    path: str, modes: list[str], scripted_trees: Any, scripted: Any, request: pytest.FixtureRequest
+) -> None:
+    """Trees, chains and no drafts in one batch; with exits in three segments, beside windows."""
+    model = load(request.getfixturevalue(path))
+    exits = own_exits(model, (1, 2)) if modes == ["mixed"] else NO_EXITS
+    jobs = jobs_for(model.config.vocab_size, 40, 24)
+    answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
+
+    def drafter(job: Request) -> Drafter:
+        i = int(job.id)
+        kind = [NoDrafter, scripted, scripted_trees, scripted_trees][i // 2 % 4]
+        return NoDrafter() if kind is NoDrafter else kind(answers[i], 0.2, i, model.config.vocab_size)
+
+    accepted = 0
+    for late, chunk, blocks in [(2, 24, TINY_POOL), (2, 512, LARGE_POOL)]:
+        engine = engine_for(model, blocks, chunk, exits, drafter)
+        assert run(engine, jobs, modes[0], answers, late) == answers
+        accepted += engine.counters().spec["eagle"].num_accepted_tokens
+    assert accepted > 50
+
+
 def kv_rows(engine: Engine, blocks: Sequence[int], count: int) -> list[torch.Tensor]:
     """K and V of the first `count` tokens in these blocks, layer by layer."""
     pages = torch.tensor(blocks)
@@ -177,16 +208,12 @@ def kv_rows(engine: Engine, blocks: Sequence[int], count: int) -> list[torch.Ten
     return rows
 
 
-@pytest.mark.parametrize("mode", ["early_exit", "hispec"])
-@pytest.mark.parametrize("kind", ["llama", "agreeing"])
-def test_exits_leave_the_kv_of_plain_decoding(kind: str, mode: str, request: pytest.FixtureRequest) -> None:
-    """After every cycle, bit for bit: rejected tokens leave nothing behind at any committed position."""
-    model = load(request.getfixturevalue(f"deep_{kind}_path"))
-    prompt, params = jobs_for(model.config.vocab_size, 40, 40)[3]
+def kv_compared(model: Transformer, engine: Engine, job: Job, mode: Any) -> int:
+    """After how many steps the KV of all that is computed was that of plain decoding; it must be after every one."""
+    prompt, params = job
     plain = engine_for(model, LARGE_POOL, 512)
     plain.add(Request(id="plain", prompt=prompt, params=params, speculation="off"))
-    engine = engine_for(model, LARGE_POOL, 24, own_exits(model, (1, 2)))
-    engine.add(Request(id="exits", prompt=prompt, params=params, speculation=mode))
+    engine.add(Request(id="0", prompt=prompt, params=params, speculation=mode))
     expected: list[torch.Tensor] = []
     while plain.has_work:
         blocks = list(plain.scheduler.running[0].blocks) if plain.scheduler.running else []
@@ -199,7 +226,26 @@ def test_exits_leave_the_kv_of_plain_decoding(kind: str, mode: str, request: pyt
             found = kv_rows(engine, seq.blocks, seq.computed[-1])
             assert all(torch.equal(a, b[: len(a)]) for a, b in zip(found, expected, strict=True))
             compared += 1
-    assert compared > 10
+    return compared
+
+
+def test_trees_leave_the_kv_of_plain_decoding(deep_llama_path: Path, scripted_trees: Any) -> None:
+    """Accepted paths are laid out as chains bit for bit, in every layer."""
+    model = load(deep_llama_path)
+    job = jobs_for(model.config.vocab_size, 40, 40)[3]
+    answer = run(engine_for(model, LARGE_POOL, 512), [job], "off", (), late=0)[0]
+    engine = engine_for(model, LARGE_POOL, 24, NO_EXITS, lambda _: scripted_trees(answer, 0.1, 5, 320))
+    assert kv_compared(model, engine, job, "off") > 5
+    assert engine.counters().spec["eagle"].num_accepted_tokens > 20
+
+
+@pytest.mark.parametrize("mode", ["early_exit", "hispec"])
+@pytest.mark.parametrize("kind", ["llama", "agreeing"])
+def test_exits_leave_the_kv_of_plain_decoding(kind: str, mode: str, request: pytest.FixtureRequest) -> None:
+    """After every cycle, bit for bit: rejected tokens leave nothing behind at any committed position."""
+    model = load(request.getfixturevalue(f"deep_{kind}_path"))
+    engine = engine_for(model, LARGE_POOL, 24, own_exits(model, (1, 2)))
+    assert kv_compared(model, engine, jobs_for(model.config.vocab_size, 40, 40)[3], mode) > 10
     assert engine.counters().spec["early_exit"].num_draft_tokens > 0
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,9 +15,10 @@ from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
-from verdraft.scheduler.engine import NO_EXITS, Engine
+from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
+from verdraft.spec.draft import Drafter
 
 SCHEMAS: tuple[dict[str, Any], ...] = (
     {
@@ -50,7 +52,13 @@ def job(i: int) -> tuple[list[int], SamplingParams, dict[str, Any]]:
 
 
 def run(
-    model: Transformer, exits: Exits, vocabulary: Any, mode: str, answers: Sequence[Sequence[int]], late: int
+    model: Transformer,
+    exits: Exits,
+    vocabulary: Any,
+    mode: str,
+    answers: Sequence[Sequence[int]],
+    late: int,
+    drafters: DrafterFactory | None = None,
 ) -> list[list[int]]:
     """All jobs, every `late` steps one more; 0: one after the other. In turns with two: cold and warm caches."""
     config = EngineConfig(
@@ -60,7 +68,7 @@ def run(
         max_batch_tokens=48,
         eos_token_ids=frozenset({0}),
     )
-    engine = Engine(model, config, exits=exits)
+    engine = Engine(model, config, drafters, exits=exits)
     outputs: dict[str, list[int]] = {}
     pending = [(turn, i) for turn in "ab" for i in range(NUM_JOBS)]
     for step in itertools.count():
@@ -109,3 +117,15 @@ def test_grammars_keep_the_law(
         jsonschema.validate(json.loads(wide_json_vocabulary.text(answers[i])), SCHEMAS[i % 2])
     for mode, late in settings:
         assert run(model, exits, wide_json_vocabulary, mode, answers, late) == answers, f"{mode=} {late=}"
+
+
+def test_trees_in_a_grammar_keep_the_law(tiny_llama_path: Path, wide_json_vocabulary: Any, scripted_trees: Any) -> None:
+    cpu = torch.device("cpu")
+    model = load_model(tiny_llama_path, choose_kernels("cpu", cpu, torch.float32, "none"), torch.float32, cpu)
+    answers = run(model, NO_EXITS, wide_json_vocabulary, "off", (), late=0)
+
+    def drafter(request: Request) -> Drafter:
+        drafter: Drafter = scripted_trees(answers[int(request.id[1:])], 0.2, request.id[0] == "a", 320)
+        return drafter
+
+    assert run(model, NO_EXITS, wide_json_vocabulary, "suffix", answers, 2, drafter) == answers

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,13 +16,13 @@ import pytest
 import torch
 
 from verdraft.kernels.base import Batch
+from verdraft.kernels.tree import paths
 from verdraft.model.exit_head import Exits
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import TokenSlice
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
-from verdraft.spec.draft import EMPTY, Draft
 
 VOCAB = 48
 EOS = 0
@@ -34,6 +35,7 @@ class HashModel:
 
     def __init__(self, num_layers: int = 2) -> None:
         self.config = SimpleNamespace(num_layers=num_layers, vocab_size=VOCAB)
+        self.kernels = self
         self.before_forward: Callable[[], None] = lambda: None
         self._prefixes: dict[int, tuple[int, ...]] = {}
 
@@ -62,9 +64,15 @@ class HashModel:
             offsets = torch.arange(length)
             slots = batch.pages[b].long()[offsets // self.block_size] * self.block_size + offsets % self.block_size
             context = layer_kv[slots].tolist()
-            queries = int(batch.cu_q[b + 1] - batch.cu_q[b])
-            assert batch.positions[batch.cu_q[b]] == length - queries
-            yield from (tuple(context[: i + 1]) for i in range(length - queries, length))
+            first, last = int(batch.cu_q[b]), int(batch.cu_q[b + 1])
+            start = length - (last - first)
+            parents = batch.parents[first:last].tolist() or range(-1, last - first - 1)
+            for query, path in enumerate(paths(parents), first):
+                assert batch.positions[query] == start + len(path) - 1
+                yield (*context[:start], *(context[start + node] for node in path))
+
+    def move(self, layer_kv: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        layer_kv[targets] = layer_kv[sources]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(np.stack([_row(int(h)) for h in hidden])) if len(hidden) else torch.empty(0, VOCAB)
@@ -101,31 +109,6 @@ class HashHead:
 
 def _row(value: int) -> np.ndarray:
     return np.random.default_rng(value % 2**63).normal(scale=2.0, size=VOCAB).astype(np.float32)
-
-
-class ScriptedDrafter:
-    """Knows the continuation and lies about some of it: `wrong` is the chance of each drafted token to be wrong."""
-
-    def __init__(self, answer: Sequence[int], wrong: float, seed: int) -> None:
-        self.answer, self.wrong, self.random = list(answer), wrong, random.Random(seed)
-        self.done = 0
-        self.started = False
-
-    def start(self, prompt: Sequence[int]) -> None:
-        assert not self.started
-        self.started = True
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        assert list(tokens) == self.answer[self.done : self.done + len(tokens)]
-        self.done += len(tokens)
-
-    def propose(self, limit: int) -> Draft:
-        ahead = self.answer[self.done : self.done + self.random.randint(0, limit)]
-        lies = (self.random.randrange(VOCAB) if self.random.random() < self.wrong else t for t in ahead)
-        return Draft(tuple(lies), probs=(1.0,) * len(ahead)) if ahead else EMPTY
-
-    def stop(self) -> None:
-        self.started = False
 
 
 @dataclass
@@ -184,9 +167,30 @@ def make_request() -> Callable[..., Request]:
     return build_request
 
 
+def check_pool(engine: Engine, model: HashModel) -> None:
+    """Bit for bit what plain decoding puts there, in every layer, for all that a segment claims to have computed."""
+    pool, size, bounds = engine._runner.pool, engine.config.block_size, engine._runner.bounds
+    for seq in engine.scheduler.running:
+        levels = model.states(tuple(seq.tokens))
+        slots = [block * size + offset for block in seq.blocks for offset in range(size)]
+        for segment, (first, last) in enumerate(pairwise(bounds)):
+            count = min(seq.computed[segment], len(seq.tokens))
+            for layer in range(first, last):
+                assert pool[layer, slots[:count]].tolist() == levels[layer][:count]
+
+
 @pytest.fixture
-def scripted() -> type[ScriptedDrafter]:
-    return ScriptedDrafter
+def watch() -> Callable[[Engine, HashModel], None]:
+    """Look at every structure before each pass over any segment, in the middle of windows too."""
+
+    def watch(engine: Engine, model: HashModel) -> None:
+        def check() -> None:
+            engine.check_integrity()
+            check_pool(engine, model)
+
+        model.before_forward = check
+
+    return watch
 
 
 @pytest.fixture

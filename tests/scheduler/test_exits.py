@@ -1,7 +1,6 @@
 """Windows that exits fill: the law, the counters, the buffers and the KV pool, whatever is accepted and rejected."""
 
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -20,28 +19,6 @@ CHEAP_EXITS = ExitCosts(CostTable((1, 32), (1.0, 40.0)), *[CostTable((1, 32), (0
 MODES = [*WINDOWS, "off", "suffix"]
 
 
-def watch(engine, model):
-    """Look at every structure before each pass over any segment, in the middle of windows too."""
-
-    def check():
-        engine.check_integrity()
-        check_pool(engine, model)
-
-    model.before_forward = check
-
-
-def check_pool(engine, model):
-    """Bit for bit what plain decoding puts there, in every layer, for all that a segment claims to have computed."""
-    pool, size, bounds = engine._runner.pool, engine.config.block_size, engine._runner.bounds
-    for seq in engine.scheduler.running:
-        levels = model.states(tuple(seq.tokens))
-        slots = [block * size + offset for block in seq.blocks for offset in range(size)]
-        for segment, (first, last) in enumerate(pairwise(bounds)):
-            count = min(seq.computed[segment], len(seq.tokens))
-            for layer in range(first, last):
-                assert pool[layer, slots[:count]].tolist() == levels[layer][:count]
-
-
 def answer_of(make_engine, drain, make_request, exiting, prompt, **fields):
     engine = make_engine(num_blocks=256, **exiting(0, 0))
     engine.add(make_request("ref", prompt, speculation="off", **fields))
@@ -50,7 +27,7 @@ def answer_of(make_engine, drain, make_request, exiting, prompt, **fields):
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
-def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request, exiting, caplog, seed):
+def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request, exiting, watch, caplog, seed):
     rnd = random.Random(seed)
     shared = [rnd.randrange(1, 40) for _ in range(8)]
     jobs, answers = {}, {}
@@ -141,7 +118,7 @@ def test_a_prediction_goes_first(make_engine, drain, make_request, exiting, mode
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan"])
-def test_a_fault_beside_a_window_stays_its_own(make_engine, drain, make_request, exiting, kind):
+def test_a_fault_beside_a_window_stays_its_own(make_engine, drain, make_request, exiting, watch, kind):
     expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=20, ignore_eos=True)
     scripted = exiting(0.8, 0.9)
     engine = make_engine(**scripted)
@@ -155,7 +132,7 @@ def test_a_fault_beside_a_window_stays_its_own(make_engine, drain, make_request,
     assert found["bad"].tokens == expected[: len(found["bad"].tokens)]
 
 
-def test_an_abort_between_steps_leaves_nothing_behind(make_engine, drain, make_request, exiting):
+def test_an_abort_between_steps_leaves_nothing_behind(make_engine, drain, make_request, exiting, watch):
     scripted = exiting(0.8, 0.9)
     engine = make_engine(**scripted)
     watch(engine, scripted["model"])

@@ -56,6 +56,36 @@ def test_an_empty_draft_asks_once() -> None:
     assert target.asked == [0]
 
 
-def test_trees_are_refused() -> None:
-    with pytest.raises(AssertionError, match="chains"):
-        verify(Draft((1, 2), parents=(-1, -1)), RecordingTarget([1, 2, 3]))
+def law_of(path: Sequence[int]) -> int:
+    """A token that depends on everything before it."""
+    return hash(("law", *path)) % 3
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(small, st.integers(0, 4)), max_size=12))
+def test_a_tree_gives_the_tokens_that_its_paths_give(nodes: list[tuple[int, int]]) -> None:
+    """Nodes are asked for what follows their own path, never for one that is not accepted."""
+    parents = tuple(max(-1, i - 1 - back) for i, (_, back) in enumerate(nodes))
+    draft = Draft(tuple(token for token, _ in nodes), parents=parents)
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    for i, parent in enumerate(parents):
+        paths[i] = (*paths[parent], draft.tokens[i])
+    asked: list[int] = []
+
+    def target(i: int) -> int:
+        asked.append(i - 1)
+        return law_of(paths[i - 1])
+
+    kept = verify(draft, target)
+    assert kept == [law_of(kept[:i]) for i in range(len(kept))]
+    assert asked == [-1, *draft.path(kept)]
+    assert [list(paths[node]) for node in asked] == [kept[:i] for i in range(len(kept))]
+    children = [draft.tokens[i] for i, parent in enumerate(parents) if parent == asked[-1]]
+    assert kept[-1] not in children  # nothing more could have been accepted
+
+
+def test_the_beginning_of_a_tree_is_a_tree() -> None:
+    tree = Draft((1, 2, 3, 4), probs=(0.9, 0.5, 0.4, 0.1), parents=(-1, -1, 0, 1))
+    assert tree.depths == [1, 1, 2, 2]
+    assert tree.trim(3) == Draft((1, 2, 3), probs=(0.9, 0.5, 0.4), parents=(-1, -1, 0))
+    assert verify(tree.trim(3), RecordingTarget([2, 0, 4])) == [2, 4]
