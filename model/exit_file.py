@@ -15,11 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from verdraft.kernels.base import Kernels
-from verdraft.kernels.blocks import choose_blocks
 from verdraft.model.config import ModelConfig
 from verdraft.model.errors import ModelError
 from verdraft.model.exit_head import Adapt, ExitHead, Exits, TokenIds, check_layers
+from verdraft.model.packing import pack_rounded
 from verdraft.model.transformer import Transformer
 from verdraft.model.weights import fingerprint, open_weights
 
@@ -94,7 +93,7 @@ def assemble(heads: tuple[TrainedHead, TrainedHead], model: Transformer, path: P
     for head in heads:
         key = head.token_ids.tobytes()
         if key not in projections:
-            projections[key] = _pack(model.kernels, head_rows(model, path, head.token_ids))
+            projections[key] = pack_rounded(model.kernels, head_rows(model, path, head.token_ids))
         ready.append(
             ExitHead(
                 layer=head.layer,
@@ -119,7 +118,7 @@ def head_rows(model: Transformer, path: Path, token_ids: TokenIds) -> Tensor:  #
 def _adapt(model: Transformer, weights: AdapterWeights) -> Adapt:
     kernels, eps, inner = model.kernels, model.config.norm_eps, weights.inner
     norm, out_norm = (w.to(model.device, model.dtype) for w in (weights.norm, weights.out_norm))
-    wide, down = (_pack(kernels, w.to(model.device, model.dtype)) for w in (weights.wide, weights.down))
+    wide, down = (pack_rounded(kernels, w.to(model.device, model.dtype)) for w in (weights.wide, weights.down))
 
     def adapt(hidden: Tensor) -> Tensor:
         product = kernels.linear(kernels.rms_norm(hidden, norm, eps), wide)
@@ -127,12 +126,6 @@ def _adapt(model: Transformer, weights: AdapterWeights) -> Adapt:
         return kernels.rms_norm(mixed.add_(product[:, 2 * inner :]), out_norm, eps)
 
     return adapt
-
-
-def _pack(kernels: Kernels, weight: Tensor) -> Any:
-    """Drafts may be wrong, so these weights are rounded to what reads fastest: the CPU's blocks of at most 8 bits."""
-    blocks = choose_blocks(weight, "int8") if weight.dtype == torch.float32 and weight.device.type == "cpu" else None
-    return kernels.pack(weight if blocks is None else blocks.expand())
 
 
 def _read_about(file: Path) -> Mapping[str, Any]:

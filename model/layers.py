@@ -47,9 +47,13 @@ class Layer:
 
     def __call__(self, hidden: Tensor, batch: Batch, layer_kv: LayerKV, rotate: Rotate) -> Tensor:  # [T, hidden]
         """The residual stream behind this layer; `hidden` itself is left as it was."""
+        return self.add_to(hidden, self.attention_norm(hidden), batch, layer_kv, rotate)
+
+    def add_to(self, residual: Tensor, normed: Tensor, batch: Batch, layer_kv: LayerKV, rotate: Rotate) -> Tensor:
+        """`residual` [T, hidden] and what this layer adds to it when its attention reads `normed` [T, in]."""
         linear = self.kernels.linear
-        attended = self._attend(linear(self.attention_norm(hidden), self.qkv), batch, layer_kv, rotate)
-        hidden = linear(attended, self.output).add_(hidden)
+        attended = self._attend(linear(normed, self.qkv), batch, layer_kv, rotate)
+        hidden = linear(attended, self.output).add_(residual)
         inner = self.activation(linear(self.mlp_norm(hidden), self.up))
         return linear(inner, self.down).add_(hidden)
 

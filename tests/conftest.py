@@ -12,9 +12,11 @@ import transformers
 from hypothesis import settings
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from verdraft.model.demo import demo_model
+from verdraft.model.eagle import EagleConfig, tensor_shapes
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint
 
@@ -86,6 +88,21 @@ def deep_agreeing_path(tiny_model: TinyModel) -> Path:
 def tiny_qwen3_path(tiny_model: TinyModel) -> Path:
     """As tiny_llama_path, with the per-head norms of Qwen3."""
     return tiny_model("Qwen3")
+
+
+@pytest.fixture(scope="session")
+def eagle_tensors() -> Callable[[EagleConfig, int], dict[str, Tensor]]:
+    """eagle_tensors(config, R): random weights of an EAGLE3 head that can draft R tokens."""
+
+    def build(config: EagleConfig, num_ids: int) -> dict[str, Tensor]:
+        draw = torch.Generator().manual_seed(1)
+        return {
+            name: torch.randn(shape, generator=draw) * (shape[-1] ** -0.5 if len(shape) == 2 else 0.2)
+            + ("norm" in name)
+            for name, shape in tensor_shapes(config, num_ids).items()
+        }
+
+    return build
 
 
 @pytest.fixture(scope="session")
