@@ -51,11 +51,12 @@ def early_exit_speed(times: Times, draft: Exit, length: int, cycles: Cycles, bat
 
 
 def hierarchical_speed(times: Times, draft: Exit, check: Exit, inner: int, cycles: Cycles, batch: int = 1) -> float:
-    """Tokens per second relative to plain decoding, with the passes that `cycles` counted."""
+    """Tokens per second relative to plain decoding, with the passes that `cycles` counted. Every check, and the pass
+    that verifies all, takes one row through the first segment that no draft has taken."""
     layer, between = times.layer.of, check.layer - draft.layer
     drafts, checks = cycles.drafts / cycles.num, cycles.checks / cycles.num
     rows = batch * (cycles.verified / cycles.num + 1)
-    first = drafts * (draft.layer * layer(batch) + draft.head.of(batch)) + draft.layer * layer(batch)
+    first = drafts * draft.head.of(batch) + (drafts + checks + 1) * draft.layer * layer(batch)
     middle = checks * (between * layer(batch * inner) + check.head.of(batch * inner)) + between * layer(batch)
     last = (times.num_layers - check.layer) * layer(round(rows)) + times.head.of(round(rows))
     return cycles.tokens_per_cycle * times.plain(batch) / (first + middle + last)

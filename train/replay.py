@@ -70,7 +70,8 @@ def early_exit_cycles(trace: Trace, length: int) -> Cycles:
 
 
 def hierarchical_cycles(trace: Trace, inner: int, window: int) -> Cycles:
-    """Rounds of `inner` drafts, checked and mended by the middle head, until the window holds `window` tokens."""
+    """Rounds of `inner` tokens, drafted but for the last, checked and mended by the middle head, until the window holds
+    `window` tokens."""
     mean = _mean_round(trace, inner)
     num = tokens = verified = accepted = rounds = i = 0
     while i < len(trace.run):
@@ -86,13 +87,13 @@ def hierarchical_cycles(trace: Trace, inner: int, window: int) -> Cycles:
         step = min(kept + 1, room)
         num, tokens, verified, accepted = num + 1, tokens + step, verified + size, accepted + min(kept, room)
         rounds, i = rounds + turns, i + step
-    return Cycles(num, tokens, verified, accepted, rounds * inner, rounds)
+    return Cycles(num, tokens, verified, accepted, rounds * (inner - 1), rounds)
 
 
 def _round(trace: Trace, i: int, inner: int) -> tuple[int, int]:
     """Tokens that a round from row i on adds to the window, and how many of them come before the first wrong one."""
-    agree = trace.agree[i : i + inner]
-    added = inner if agree.all() else int(np.argmin(agree)) + 1
+    agree = trace.agree[i : i + inner - 1]
+    added = inner if agree.all() else int(np.argmin(agree)) + 1  # the last is the middle head's own in any case
     right = trace.check_right[i : i + added]
     return added, added if right.all() else int(np.argmin(right))
 
