@@ -92,7 +92,7 @@ class Fields:
 
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json and generation_config.json. Raises ModelError for a model that cannot be run as it is meant."""
-    fields = Fields(_read_json(folder / "config.json"), folder / "config.json")
+    fields = Fields(read_json(folder / "config.json"), folder / "config.json")
     names = fields.values.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     family = _FAMILIES.get(str(name))
@@ -128,8 +128,8 @@ def _llama_like(family: Family, fields: Fields, eos: frozenset[int]) -> ModelCon
         max_model_len=_max_model_len(family, fields),
         eos_token_ids=eos,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=_rope_theta(fields),
-        rope_scaling=_rope_scaling(fields),
+        rope_theta=rope_theta(fields),
+        rope_scaling=rope_scaling(fields),
         qkv_bias=bias or family == "qwen2",
         output_bias=bias and family != "qwen2",
         mlp_bias=fields.flag("mlp_bias", False),
@@ -183,12 +183,14 @@ def _rope_fields(fields: Fields) -> Fields:
     return fields.section("rope_parameters" if fields.values.get("rope_parameters") else "rope_scaling")
 
 
-def _rope_theta(fields: Fields) -> float:
+def rope_theta(fields: Fields) -> float:
+    """The base of the rotary frequencies."""
     rope = _rope_fields(fields)
     return rope.number("rope_theta", fields.number("rope_theta", 10000.0))
 
 
-def _rope_scaling(fields: Fields) -> RopeScaling | None:
+def rope_scaling(fields: Fields) -> RopeScaling | None:
+    """How the rotary frequencies are stretched. Raises ModelError for ways that are not implemented."""
     rope = _rope_fields(fields)
     for part in (rope, fields):
         part.require("partial_rotary_factor", 1.0, 1.0)
@@ -208,7 +210,8 @@ def _rope_scaling(fields: Fields) -> RopeScaling | None:
     raise ModelError(f"{fields.file}: rope_type must be default, linear or llama3, got {dict(rope.values)!r}")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """A file's JSON object. Raises ModelError."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -221,7 +224,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _generation_eos(file: Path, vocab_size: int) -> frozenset[int]:
-    return _eos_token_ids(_read_json(file), file, vocab_size) if file.is_file() else frozenset()
+    return _eos_token_ids(read_json(file), file, vocab_size) if file.is_file() else frozenset()
 
 
 def _eos_token_ids(values: Mapping[str, Any], file: Path, vocab_size: int) -> frozenset[int]:

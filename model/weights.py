@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -27,22 +29,38 @@ class Weights:
         self._dtype = dtype
         self._device = device
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all tensors."""
+        return frozenset(self._file_of)
+
     def take(self, name: str, *shape: int) -> Tensor:
         """One tensor in the model's float type, on its device.
 
         Raises ModelError when it is missing, has another shape than `shape`, or holds no floats.
         """
+        tensor, file = self._read(name, shape)
+        if tensor.dtype not in _FLOATS:
+            raise ModelError(f"{file}: the tensor {name!r} holds {tensor.dtype}, expected floats (quantised weights?)")
+        # A copy: one view that lives on (an embedding, a norm) would keep the whole file's pages in memory.
+        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+
+    def integers(self, name: str, *shape: int) -> NDArray[np.int64]:
+        """One tensor of integers. Raises ModelError when it is missing, has another shape, or holds something else."""
+        tensor, file = self._read(name, shape)
+        if tensor.dtype not in (torch.int32, torch.int64):
+            raise ModelError(f"{file}: the tensor {name!r} holds {tensor.dtype}, expected integers")
+        integers: NDArray[np.int64] = tensor.long().numpy().copy()
+        return integers
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, Path]:
         file = self._file_of.get(name)
         if file is None:
             raise ModelError(f"the tensor {name!r} is missing from {self._folder()}")
         found = tuple(self._files[file].get_slice(name).get_shape())
         if found != shape:
             raise ModelError(f"{file}: the tensor {name!r} has the shape {found}, expected {shape}")
-        tensor: Tensor = self._files[file].get_tensor(name)
-        if tensor.dtype not in _FLOATS:
-            raise ModelError(f"{file}: the tensor {name!r} holds {tensor.dtype}, expected floats (quantised weights?)")
-        # A copy: one view that lives on (an embedding, a norm) would keep the whole file's pages in memory.
-        return tensor.to(device=self._device, dtype=self._dtype, copy=True)
+        return self._files[file].get_tensor(name), file
 
     def _folder(self) -> str:
         return str(next(iter(self._files)).parent)

@@ -91,6 +91,21 @@ def tiny_qwen3_path(tiny_model: TinyModel) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_eagle() -> EagleConfig:
+    """An EAGLE3 head as wide as the tiny models; it reads what enters their two layers and what leaves them."""
+    return EagleConfig(
+        hidden_size=64,
+        target_hidden_size=64,
+        aux_layers=(0, 1, 2),
+        intermediate_size=96,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        norm_eps=1e-5,
+    )
+
+
+@pytest.fixture(scope="session")
 def eagle_tensors() -> Callable[[EagleConfig, int], dict[str, Tensor]]:
     """eagle_tensors(config, R): random weights of an EAGLE3 head that can draft R tokens."""
 

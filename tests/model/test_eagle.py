@@ -22,16 +22,6 @@ BLOCK = 16
 IDS = (3, 5, 8, 40, 41, 100, 319)
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 2e-5}  # other order of sums
 
-TINY_EAGLE = EagleConfig(
-    hidden_size=64,
-    target_hidden_size=64,
-    aux_layers=(0, 1, 2),
-    intermediate_size=96,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    norm_eps=1e-5,
-)
 EagleTensors = Callable[[EagleConfig, int], dict[str, Tensor]]
 
 VARIANTS: list[dict[str, Any]] = [
@@ -118,11 +108,15 @@ class Sequence:
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 @torch.inference_mode()
 def test_a_head_computes_what_the_paper_says(
-    tiny_llama_path: Path, kernels: Kernels, eagle_tensors: EagleTensors, options: dict[str, Any]
+    tiny_llama_path: Path,
+    kernels: Kernels,
+    tiny_eagle: EagleConfig,
+    eagle_tensors: EagleTensors,
+    options: dict[str, Any],
 ) -> None:
     """Target features in chunks through scattered pages, then rows from the drafter's own features, then again from
     the target's in their place."""
-    config, target = replace(TINY_EAGLE, **options), load_model(tiny_llama_path, kernels, torch.float32, CPU)
+    config, target = replace(tiny_eagle, **options), load_model(tiny_llama_path, kernels, torch.float32, CPU)
     tensors = eagle_tensors(config, len(IDS))
     head = assemble_eagle(config, tensors, np.array(IDS), target)
     reference, sequence = Reference(config, tensors, target.embedding), Sequence(head)
@@ -149,8 +143,10 @@ def test_a_head_computes_what_the_paper_says(
     torch.testing.assert_close(extended, reference.forward(features, tokens)[36:], **CLOSE)
 
 
-def test_a_heads_own_embedding_is_used(tiny_llama_path: Path, kernels: Kernels, eagle_tensors: EagleTensors) -> None:
-    config, target = TINY_EAGLE, load_model(tiny_llama_path, kernels, torch.float32, CPU)
+def test_a_heads_own_embedding_is_used(
+    tiny_llama_path: Path, kernels: Kernels, tiny_eagle: EagleConfig, eagle_tensors: EagleTensors
+) -> None:
+    config, target = tiny_eagle, load_model(tiny_llama_path, kernels, torch.float32, CPU)
     own = torch.randn(320, 64)
     tensors = {**eagle_tensors(config, len(IDS)), "embed_tokens.weight": own}
     head = assemble_eagle(config, tensors, np.array(IDS), target)
