@@ -1,6 +1,7 @@
 """`verdraft train ...`: flags and data become a job of train/. What is heavy is imported when it runs."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,37 @@ def add_train_commands(commands: Any) -> None:
     exits.add_argument("--seed", type=int, default=0, help="of sampling, data order and first weights")
     exits.add_argument("--threads", type=_at_least_one, help="CPU threads; default: one a core")
     exits.set_defaults(command=train_exits)
+    _add_predictor(kinds.add_parser("predictor", help="what suffix drafts pay, for the router", allow_abbrev=False))
+
+
+def _add_predictor(parser: argparse.ArgumentParser) -> None:
+    """The defaults of training are the paper's (HVD)."""
+    parser.add_argument("model", nargs="?", help="whose tokenizer and template: as for exits")
+    parser.add_argument("--data", type=Path, required=True, help="folder of recorded answers (*.jsonl, *.safetensors)")
+    parser.add_argument("--out", type=Path, required=True, help="the predictor's file; its calibration beside it, .svg")
+    parser.add_argument("--without", type=_names, default=(), help="files or workloads to leave out, with commas")
+    parser.add_argument("--longest", type=_at_least_one, default=8192, help="tokens of prompt and answer together")
+    parser.add_argument("--draft-len", type=_at_least_one, default=64, help="tokens of the longest suffix draft")
+    parser.add_argument("--epochs", type=_at_least_one, default=20, help="passes over the states")
+    parser.add_argument("--batch", type=_at_least_one, default=65_536, help="states in one step")
+    parser.add_argument("--lr", type=_positive, default=1e-3, help="learning rate")
+    parser.add_argument("--seed", type=int, default=42, help="of first weights and order")
+    parser.add_argument("--threads", type=_at_least_one, help="CPU threads; default: one a core")
+    parser.set_defaults(command=train_predictor)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return value
 
 
 def _ints(text: str) -> tuple[int, ...]:
@@ -40,14 +72,33 @@ def train_exits(arguments: argparse.Namespace) -> None:
     """Raises SettingsError for whatever the user can put right: a flag, the model, the data."""
     if len(arguments.layers) < 2:
         raise SettingsError("--layers: expected at least two layers, such as 4,8")
+    _with_clear_errors(_train_exits, arguments)
+
+
+def train_predictor(arguments: argparse.Namespace) -> None:
+    """Raises SettingsError for whatever the user can put right: a flag, the model, the data."""
+    _with_clear_errors(_train_predictor, arguments)
+
+
+def _with_clear_errors(job: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
     from verdraft.kernels.base import KernelUnavailable
     from verdraft.model.errors import ModelError
     from verdraft.train.prompts import DataError
 
     try:
-        _train_exits(arguments)
+        job(arguments)
     except (DataError, ModelError, KernelUnavailable) as error:
         raise SettingsError(str(error)) from error
+
+
+def _train_predictor(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from verdraft.server.train_predictor import run
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    run(arguments)
 
 
 def _train_exits(arguments: argparse.Namespace) -> None:

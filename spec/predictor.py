@@ -6,7 +6,7 @@ of the first LENGTHS tokens: P(token l is right | all before it are), whose prod
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,6 +63,10 @@ class PayoffPredictor:
         mean: Floats = np.maximum(out[:, 0] * np.float32(MEAN_UNIT), 0.0)
         survival: Floats = sigmoid(out[:, 1:])
         return Payoff(mean, np.multiply.accumulate(survival, axis=1))
+
+    def with_record(self, record: Mapping[str, Any]) -> "PayoffPredictor":
+        """The same functions; `record` must be what JSON can hold."""
+        return replace(self, record=record)
 
     def save(self, path: Path) -> None:
         """One file, whole or not at all; half precision but for the normalisation."""
