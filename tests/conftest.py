@@ -1,6 +1,7 @@
 """Models that every folder's tests may use: tiny random ones, and the demo model."""
 
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from verdraft.model.demo import demo_model
 from verdraft.model.eagle import EagleConfig, tensor_shapes
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anybody imports it: tests outside gpu/ run on the CPU
 
 settings.register_profile("long", max_examples=5000, deadline=None)  # `make properties`
 

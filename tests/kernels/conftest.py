@@ -1,5 +1,7 @@
-"""The backends under test: torch, the portable operations, and the C++ for this processor and for older ones."""
+"""The backends under test: torch, the portable operations, the C++ for this processor and for older ones, and Triton's
+kernels through its interpreter, where Triton is installed."""
 
+import importlib.util
 import os
 from functools import cache
 from pathlib import Path
@@ -36,6 +38,12 @@ def native_ops(processor: str) -> NativeOps:
 def make_kernels(name: str) -> Kernels:
     if name == "torch":
         return TorchKernels()
+    if name == "triton":
+        if not importlib.util.find_spec("triton"):
+            pytest.skip("triton is not installed")
+        from verdraft.kernels.triton_kernels import TritonKernels
+
+        return TritonKernels()
     return CpuKernels(PortableOps() if name == "portable" else native_ops(name))
 
 
@@ -49,6 +57,6 @@ def exact(request: pytest.FixtureRequest) -> Kernels:
     return make_kernels(request.param)
 
 
-@pytest.fixture(params=["torch", "portable", *NATIVE])
+@pytest.fixture(params=["torch", "triton", "portable", *NATIVE])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     return make_kernels(request.param)

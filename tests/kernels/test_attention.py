@@ -1,5 +1,6 @@
 """Ragged paged attention: every backend against a float64 oracle, and the exact ones bit for bit against themselves."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,22 @@ CASES = {
 }
 
 
+def random_case(seed: int) -> Case:
+    rnd = random.Random(seed)
+    lens = [rnd.randint(1, 150) for _ in range(rnd.randint(1, 4))]
+    kv_heads = rnd.randint(1, 2)
+    return Case(
+        tuple((length, rnd.choice((0, 1, min(5, length), rnd.randint(1, length)))) for length in lens),
+        heads=kv_heads * rnd.randint(1, 7),
+        kv_heads=kv_heads,
+        dim=rnd.choice((32, 64, 128)),
+        page_size=rnd.randint(1, 40),
+    )
+
+
+CASES |= {f"random {seed}": random_case(seed) for seed in range(6)}
+
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     q: Tensor  # [T, heads, dim]
@@ -51,20 +68,23 @@ class Inputs:
 
 
 def make_inputs(case: Case) -> Inputs:
-    random = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     tables = block_tables(case)
-    prefix = [torch.randn(case.shared * case.page_size, case.kv_heads, case.dim, generator=random) for _ in range(2)]
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    prefix = [randn(case.shared * case.page_size, case.kv_heads, case.dim) for _ in range(2)]
 
     def context(length: int, which: int) -> Tensor:
-        rest = torch.randn(length - len(prefix[which]), case.kv_heads, case.dim, generator=random)
-        return torch.cat((prefix[which], rest))
+        return torch.cat((prefix[which], randn(length - len(prefix[which]), case.kv_heads, case.dim)))
 
     q_len = [q for _, q in case.lens]
     lengths = [length for length, _ in case.lens]
     slots = [slots_of(tables[b], range(length - q, length), case.page_size) for b, (length, q) in enumerate(case.lens)]
     positions = [torch.arange(length - q, length) for length, q in case.lens]
     return Inputs(
-        q=torch.randn(sum(q_len), case.heads, case.dim, generator=random),
+        q=randn(sum(q_len), case.heads, case.dim),
         keys=[context(length, 0) for length in lengths],
         values=[context(length, 1) for length in lengths],
         batch=Batch(

@@ -114,10 +114,10 @@ def test_strided_rows_give_the_bits_of_contiguous_ones(exact: Kernels) -> None:
         assert torch.equal(op(x[:, 32:64]), op(x[:, 32:64].contiguous())), name
 
 
-def test_a_write_touches_its_slots_only(exact: Kernels) -> None:
-    layer = exact.pool(1, 3, 4, 2, 8, torch.float32, torch.device("cpu"))[0]
+def test_a_write_touches_its_slots_only(kernels: Kernels) -> None:
+    layer = kernels.pool(1, 3, 4, 2, 8, torch.float32, torch.device("cpu"))[0]
     k, v = randn(3, 2, 8, seed=1), randn(3, 2, 8, seed=2)
-    exact.write(k, v, layer, torch.tensor([9, 2, 4]))
+    kernels.write(k, v, layer, torch.tensor([9, 2, 4]))
     for pages, values in ((layer.k, k), (layer.v, v)):
         stored = pages.flatten().nonzero().numel()
         assert stored == values.numel()

@@ -1,0 +1,43 @@
+"""The Triton backend: our kernels where torch falls short, torch elsewhere. For NVIDIA GPUs, or the interpreter."""
+
+from torch import Tensor
+
+from verdraft.kernels import triton_attention, triton_linear, triton_ops
+from verdraft.kernels.base import Batch
+from verdraft.kernels.torch_ref import TorchKernels, TorchKV, TorchLinear
+
+
+class TritonKernels(TorchKernels):
+    """Every operation of `Kernels`. `deterministic` takes the product whose rows never depend on their number, instead
+    of the quickest library's; everything else is so already, and then the backend is exact."""
+
+    name: str = "triton"
+
+    def __init__(self, deterministic: bool = False) -> None:
+        self.exact = deterministic
+
+    def write(self, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
+        triton_ops.write(k, v, layer_kv, slots)
+
+    def move(self, layer_kv: TorchKV, sources: Tensor, targets: Tensor) -> None:
+        if triton_ops.can_move(sources):
+            triton_ops.move(layer_kv, sources, targets)
+        else:
+            super().move(layer_kv, sources, targets)
+
+    def attend(self, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
+        return triton_attention.attend(q, layer_kv, batch, scale)
+
+    def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+        triton_ops.rope(q, k, cos, sin)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return triton_ops.rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return triton_ops.silu_mul(gate_up)
+
+    def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
+        if self.exact:
+            return triton_linear.linear(x, packed.weight, packed.bias)
+        return super().linear(x, packed)
