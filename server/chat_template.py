@@ -64,6 +64,7 @@ class ChatTemplate:
         Raises:
             ApiError: 400 `messages` when the template refuses these messages, or fails on them.
         """
+        self._check_variables(prompt)
         values = self._values(prompt)
         strings = "\n".join(_strings(values["messages"]) + _strings(values["tools"]))
         disguise = Disguise.for_text(self._alphabet, strings)
@@ -75,6 +76,16 @@ class ChatTemplate:
         if self._user_made_none(plain, hidden, strings, disguise):
             return self._tokenizer.encode(plain, allow_special=True)
         return self._tokenizer.encode_guarded(hidden, disguise.reveal)
+
+    def _check_variables(self, prompt: ChatPrompt) -> None:
+        """A variable that the template does not read would be ignored, and one with control text would make turns."""
+        known = self._plain.variables | self._with_tools.variables
+        for name, value in prompt.variables.items():
+            param = f"chat_template_kwargs.{name}"
+            if name in self._constants or name not in known:
+                raise invalid_value(param, "the model's chat template has no such variable")
+            if isinstance(value, str) and self._tokenizer.count_controls(value):
+                raise invalid_value(param, "holds the text of a special token")
 
     def _user_made_none(self, plain: str, hidden: str, strings: str, disguise: "Disguise") -> bool:
         count = self._tokenizer.count_controls
@@ -106,7 +117,7 @@ class ChatTemplate:
         template = self._with_tools if values["tools"] else self._plain
         text = _run(
             template.render,
-            {**self._constants, **values, "messages": messages},
+            {**self._constants, **prompt.variables, **values, "messages": messages},
             add_generation_prompt=prompt.add_generation_prompt,
         )
         return _cut_behind(text, disguise.end) if prompt.continue_final_message else text

@@ -194,6 +194,11 @@ CHAT: Schema = {
     "response_format": _optional("object", properties={"type": {"enum": ["text", "json_object", "json_schema"]}}),
     "add_generation_prompt": BOOLEAN,
     "continue_final_message": BOOLEAN,
+    "chat_template_kwargs": _optional(
+        "object",
+        additionalProperties={"type": ["boolean", "number", "string", "null"]},
+        propertyNames={"not": {"enum": list(parse_chat.OWN_VARIABLES)}},
+    ),
 }
 ID_PROMPT = _array(IDS, minItems=1)
 PROMPT_TEXT: Schema = {"type": "string", "minLength": 1}
@@ -227,7 +232,7 @@ MESSAGES: Schema = {
 }
 TOKENIZE: Schema = {
     "model": _optional("string"),
-    "prompt": _optional("string"),
+    "prompt": {"type": "string"},
     "messages": {"anyOf": [{"type": "null"}, _array(MESSAGE, minItems=1)]},
     "add_generation_prompt": BOOLEAN,
 }

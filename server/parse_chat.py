@@ -16,6 +16,7 @@ from verdraft.server.requests import ChatPrompt, ChatRequest, Limits, Message
 
 MAX_TOP_LOGPROBS = 20
 ROLES = ("system", "developer", "user", "assistant", "tool")
+OWN_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 OPTIONAL_TEXTS = ("name", "refusal", "reasoning_content", "tool_call_id")
 
 
@@ -52,7 +53,19 @@ def parse_chat_prompt(body: Fields) -> ChatPrompt:
         forced=forced_tools(body),
         add_generation_prompt=generation,
         continue_final_message=continued,
+        variables=parse_variables(body),
     )
+
+
+def parse_variables(body: Fields) -> Fields:
+    """`chat_template_kwargs`, as vLLM and llama.cpp have it: switches of a model's template, plain values only."""
+    values = obj(body, "chat_template_kwargs") or {}
+    for name, value in values.items():
+        if name in OWN_VARIABLES:
+            raise invalid_value(f"chat_template_kwargs.{name}", "the request's own fields say this")
+        if not isinstance(value, bool | int | float | str | None):
+            raise invalid_type(f"chat_template_kwargs.{name}", "true, false, null, a number or a string", value)
+    return values
 
 
 def _max_tokens(body: Fields) -> int | None:

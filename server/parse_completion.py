@@ -10,6 +10,7 @@ from verdraft.server.errors import (
     empty_array,
     empty_string,
     invalid_type,
+    invalid_value,
     missing,
 )
 from verdraft.server.fields import Fields, boolean, integer, string
@@ -19,6 +20,7 @@ from verdraft.server.requests import CompletionRequest, Limits, TokenizeRequest
 
 DEFAULT_MAX_TOKENS = 16
 MAX_TOP_LOGPROBS = 5
+CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools", "tool_choice")
 
 Prompt: TypeAlias = str | tuple[int, ...]
 
@@ -86,6 +88,9 @@ def parse_tokenize(body: Fields, limits: Limits) -> TokenizeRequest:
         if body.get("prompt") is not None:
             raise invalid_type("prompt", "absent when 'messages' is given", body["prompt"])
         return TokenizeRequest(chat=parse_chat_prompt(body))
+    for name in CHAT_ONLY:
+        if body.get(name) is not None:
+            raise invalid_value(name, "needs messages")
     prompt = string(body, "prompt", None)
     if prompt is None:
         raise missing("prompt")

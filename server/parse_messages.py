@@ -81,7 +81,7 @@ def _prompt(body: Fields) -> ChatPrompt:
 
 
 def _system(body: Fields) -> Iterator[Message]:
-    if body.get("system"):
+    if body.get("system") not in (None, ""):
         yield {"role": "system", "content": text_content(body["system"], "system")}
 
 

@@ -1,7 +1,7 @@
 """What parsing a body gives: everything typed, in range and complete. Knows no JSON, no HTTP, no tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from verdraft.scheduler.params import SamplingParams
@@ -53,6 +53,7 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the last message is an assistant turn that stays open
     forced: Sequence[Mapping[str, Any]] = ()  # the tools of which the answer will call one
+    variables: Mapping[str, Any] = field(default_factory=dict)  # what else the template reads, such as enable_thinking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

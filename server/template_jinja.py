@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,6 +26,7 @@ class Template:
     def __init__(self, source: str) -> None:
         self._environment = _environment()
         self._template = self._environment.from_string(source)
+        self.variables = meta.find_undeclared_variables(self._environment.parse(source))  # that it reads
 
     def render(self, values: Mapping[str, Any], **more: Any) -> str:
         """Raises jinja2.TemplateError, also after RENDER_SECONDS, and whatever else Python raises inside a template."""

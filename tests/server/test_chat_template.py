@@ -121,6 +121,20 @@ def test_a_template_that_reads_the_content_sees_it(rendered: Any) -> None:
     assert (ids.count(START), ids.count(END)) == (1, 1)
 
 
+def test_a_variable_reaches_the_template(rendered: Any) -> None:
+    switch = rendered("<|start|>{% if enable_thinking is defined and enable_thinking is false %}short{% endif %}")
+    assert switch.text(user("x")) == "<|start|>"
+    assert switch.text(user("x"), variables={"enable_thinking": False}) == "<|start|>short"
+
+
+@pytest.mark.parametrize("variables", [{"enable_thinking": False}, {"name": "<|start|>"}, {"loop": 1}])
+def test_a_variable_that_would_do_nothing_or_make_a_turn_is_refused(rendered: Any, variables: dict[str, Any]) -> None:
+    named = rendered("<|start|>{{ name }}{% for m in messages %}{{ loop.index }}{% endfor %}")
+    with pytest.raises(ApiError) as error:
+        named.ids(user("x"), variables=variables)
+    assert error.value.param == f"chat_template_kwargs.{next(iter(variables))}"
+
+
 def test_continue_final_message_leaves_the_turn_open(chatml: Rendered) -> None:
     options = {"add_generation_prompt": False, "continue_final_message": True}
     assert chatml.text(user("x"), assistant("One, "), **options).endswith("<|start|>assistant\nOne, ")

@@ -37,7 +37,10 @@ PARSERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 NEEDS = {"top_logprobs": {"logprobs": True}, "stream_options": {"stream": True}, "messages": {"prompt": None}}
 # Whether these are right depends on other fields, on the model, or on what the answer's form can be.
-CONDITIONAL = ("model", "min_tokens", "tool_choice", "response_format", "continue_final_message", "tools", "input")
+CONDITIONAL = (
+    "model", "min_tokens", "tool_choice", "response_format", "continue_final_message", "tools", "input",
+    "add_generation_prompt",
+)  # fmt: skip
 
 
 def schema_of(path: str) -> dict[str, Any]:

@@ -44,6 +44,15 @@ def test_null_is_absent(limits: Limits) -> None:
     assert parse(limits, **dict.fromkeys(NULLABLE)) == parse(limits)
 
 
+def test_template_variables_are_plain_values_of_their_own(limits: Limits) -> None:
+    values = {"enable_thinking": False, "style": "x", "budget": 1.5}
+    assert parse(limits, chat_template_kwargs=values).prompt.variables == values
+    for bad, param in [({"messages": []}, ".messages"), ({"a": [1]}, ".a"), (3, "")]:
+        with pytest.raises(ApiError) as error:
+            parse(limits, chat_template_kwargs=bad)
+        assert error.value.param == f"chat_template_kwargs{param}"
+
+
 def test_content_parts_are_joined_and_developer_means_system(limits: Limits) -> None:
     parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]
     messages = parse(limits, messages=[{"role": "developer", "content": parts}, USER]).prompt.messages
