@@ -73,8 +73,18 @@ class Kernels(Protocol):
         (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin)."""
         ...
 
+    def rope_write(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_kv: LayerKV, slots: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
+        """`rope`, then `write`; k itself may stay as it was."""
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm over the last dimension."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Add `residual` to x in place; returns RMSNorm of the sum."""
         ...
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

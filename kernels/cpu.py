@@ -70,8 +70,18 @@ class CpuKernels:
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         self._ops.rope(q, k, cos, sin)
 
+    def rope_write(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_kv: Any, slots: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
+        self._ops.rope(q, k, cos, sin)
+        self._ops.write(k, v, layer_kv, slots)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out: Tensor = self._ops.rms_norm(x, weight, eps)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out: Tensor = self._ops.rms_norm(x.add_(residual), weight, eps)
         return out
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -83,8 +83,17 @@ class TorchKernels:
             c, s = cos.unsqueeze(1), sin.unsqueeze(1)
             x.copy_(torch.cat((x1 * c - x2 * s, x2 * c + x1 * s), dim=-1))
 
+    def rope_write(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
+        self.rope(q, k, cos, sin)
+        self.write(k, v, layer_kv, slots)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self.rms_norm(x.add_(residual), weight, eps)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)

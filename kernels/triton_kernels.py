@@ -31,8 +31,16 @@ class TritonKernels(TorchKernels):
     def rope(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         triton_ops.rope(q, k, cos, sin)
 
+    def rope_write(
+        self, q: Tensor, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor, cos: Tensor, sin: Tensor
+    ) -> None:
+        triton_ops.rope_write(q, k, v, layer_kv, slots, cos, sin)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return triton_ops.rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return triton_ops.add_rms_norm(x, residual, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return triton_ops.silu_mul(gate_up)

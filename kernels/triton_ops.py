@@ -17,19 +17,33 @@ _EXACT = {"enable_fp_fusion": False}
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm of x [T, width]."""
+    return _normed(x, x, weight, eps, add=False)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add `residual` to x [T, width] in place; returns RMSNorm of the sum."""
+    return _normed(x, residual, weight, eps, add=True)
+
+
+def _normed(x: Tensor, residual: Tensor, weight: Tensor, eps: float, add: bool) -> Tensor:
     rows, width = x.shape
     out = x.new_empty(x.shape)
     if rows:
-        _rms_norm[(rows,)](x, weight, out, x.stride(0), width, eps, BLOCK=triton.next_power_of_2(width), **_EXACT)
+        strides, block = (x.stride(0), residual.stride(0)), triton.next_power_of_2(width)
+        _rms_norm[(rows,)](x, residual, weight, out, *strides, width, eps, BLOCK=block, ADD=add, **_EXACT)
     return out
 
 
 @triton.jit
-def _rms_norm(x, weight, out, stride, width, eps, BLOCK: tl.constexpr):
+def _rms_norm(x, residual, weight, out, stride, residual_stride, width, eps, BLOCK: tl.constexpr, ADD: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < width
     values = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        values += tl.load(residual + row * residual_stride + at, mask=inside, other=0.0).to(tl.float32)
+        values = values.to(x.dtype.element_ty).to(tl.float32)  # the norm sees what the stream keeps
+        tl.store(x + row * stride + at, values, mask=inside)
     scale = 1.0 / tl.sqrt(tl.sum(values * values) / width + eps)
     normed = values * scale * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + at, normed, mask=inside)
@@ -57,37 +71,75 @@ def _silu_mul(gate_up, out, stride, inner, BLOCK: tl.constexpr):
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate q [T, heads, dim] and k [T, kv_heads, dim] in place; cos and sin are [T, dim / 2] float32."""
+    _turn(q, k, k, k, k, k, cos, sin, store=False)
+
+
+def rope_write(q: Tensor, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate q in place, and put k rotated and v as it is at `slots` [T]; k stays as it is."""
+    _turn(q, k, v, layer_kv.k, layer_kv.v, slots, cos, sin, store=True)
+
+
+def _turn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    slots: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    store: bool,
+) -> None:
     tokens, half = cos.shape
-    assert q.stride(2) == k.stride(2) == 1, "q, k: expected heads that are contiguous inside"
+    assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "q, k, v: expected heads that are contiguous inside"
     assert cos.is_contiguous() is sin.is_contiguous() is True
     if tokens:
-        grid = (tokens, q.shape[1] + k.shape[1])
-        strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1))
-        block = triton.next_power_of_2(half)
-        _rope[grid](q, k, cos, sin, *strides, HEADS=q.shape[1], HALF=half, BLOCK=block, **_EXACT)
+        heads, kv_heads = q.shape[1], k.shape[1]
+        strides = (x.stride(i) for x in (q, k, v) for i in (0, 1))
+        sizes = {"HEADS": heads, "KV_HEADS": kv_heads, "HALF": half, "BLOCK": triton.next_power_of_2(half)}
+        _rope[(tokens, heads + kv_heads)](
+            q, k, v, k_pages, v_pages, slots, cos, sin, *strides, **sizes, STORE=store, **_EXACT
+        )
 
 
 @triton.jit
 def _rope(
-    q, k, cos, sin, q_stride, q_head, k_stride, k_head, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr
-):
+    q, k, v, k_pages, v_pages, slots, cos, sin, q_stride, q_head, k_stride, k_head, v_stride, v_head,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, STORE: tl.constexpr,
+):  # fmt: skip
     """One program: one head of one token."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    cos += token * HALF
+    sin += token * HALF
     if head < HEADS:
-        _rotate(q + token * q_stride + head * q_head, cos + token * HALF, sin + token * HALF, HALF, BLOCK)
+        at = q + token * q_stride + head * q_head
+        _rotate(at, at, cos, sin, HALF, BLOCK)
     else:
-        _rotate(k + token * k_stride + (head - HEADS) * k_head, cos + token * HALF, sin + token * HALF, HALF, BLOCK)
+        head -= HEADS
+        at = k + token * k_stride + head * k_head
+        if STORE:
+            to = (tl.load(slots + token) * KV_HEADS + head) * 2 * HALF
+            _rotate(at, k_pages + to, cos, sin, HALF, BLOCK)
+            _copy(v + token * v_stride + head * v_head, v_pages + to, 2 * HALF, 2 * BLOCK)
+        else:
+            _rotate(at, at, cos, sin, HALF, BLOCK)
 
 
 @triton.jit
-def _rotate(x, cos, sin, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rotate(x, to, cos, sin, HALF: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     inside = at < HALF
     c, s = tl.load(cos + at, mask=inside), tl.load(sin + at, mask=inside)
     x1 = tl.load(x + at, mask=inside).to(tl.float32)
     x2 = tl.load(x + HALF + at, mask=inside).to(tl.float32)
-    tl.store(x + at, x1 * c - x2 * s, mask=inside)
-    tl.store(x + HALF + at, x2 * c + x1 * s, mask=inside)
+    tl.store(to + at, x1 * c - x2 * s, mask=inside)
+    tl.store(to + HALF + at, x2 * c + x1 * s, mask=inside)
+
+
+@triton.jit
+def _copy(x, to, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(to + at, tl.load(x + at, mask=at < SIZE), mask=at < SIZE)
 
 
 def write(k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
@@ -104,11 +156,9 @@ def _write(
     k, v, k_pages, v_pages, slots, k_stride, k_head, v_stride, v_head, kv_heads, DIM: tl.constexpr, BLOCK: tl.constexpr
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    inside = at < DIM
-    to = (tl.load(slots + token) * kv_heads + head) * DIM + at
-    tl.store(k_pages + to, tl.load(k + token * k_stride + head * k_head + at, mask=inside), mask=inside)
-    tl.store(v_pages + to, tl.load(v + token * v_stride + head * v_head + at, mask=inside), mask=inside)
+    to = (tl.load(slots + token) * kv_heads + head) * DIM
+    _copy(k + token * k_stride + head * k_head, k_pages + to, DIM, BLOCK)
+    _copy(v + token * v_stride + head * v_head, v_pages + to, DIM, BLOCK)
 
 
 def can_move(sources: Tensor) -> bool:

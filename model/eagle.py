@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verdraft.kernels.base import Batch, Kernels, LayerKV
 from verdraft.model.exit_head import TokenIds
-from verdraft.model.layers import Heads, Layer, Norm, Positions, RotaryPositions, head_norms, no_head_norm
+from verdraft.model.layers import AddNorm, Heads, Layer, Norm, Positions, RotaryPositions, head_norms, no_head_norm
 from verdraft.model.packing import pack_rounded
 from verdraft.model.rope import RopeScaling, inverse_frequencies, rope_tables
 from verdraft.model.transformer import Transformer
@@ -128,8 +128,8 @@ class EagleHead:
         embedded = self.embedding_norm(F.embedding(tokens, self.embedding))
         normed = self.layer.attention_norm(features)
         residual = normed if self.config.norm_before_residual else features
-        rotate = self.positions.rotation(batch.positions)
-        hidden = self.layer.add_to(residual, torch.cat((embedded, normed), -1), batch, pool[0], rotate)
+        place = self.positions.placing(batch.positions)
+        hidden = self.layer.add_to(residual, torch.cat((embedded, normed), -1), batch, pool[0], place)
         return self.final_norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: Tensor) -> NDArray[np.float32]:  # [n, hidden] -> [n, R]
@@ -193,7 +193,7 @@ class _Assembly:
             qkv=self.packed(*(f"{attention}.{part}_proj" for part in "qkv"), bias=config.qkv_bias),
             prepare=head_norms(*(self.norm(f"{attention}.{p}_norm") for p in "qk")) if normed else no_head_norm,
             output=self.packed(f"{attention}.o_proj", bias=config.output_bias),
-            mlp_norm=self.norm(f"{LAYER}.post_attention_layernorm"),
+            mlp_norm=self.add_norm(f"{LAYER}.post_attention_layernorm"),
             up=self.packed(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias),
             activation=self.target.kernels.silu_mul,
             down=self.packed(f"{mlp}.down_proj", bias=config.mlp_bias),
@@ -201,6 +201,9 @@ class _Assembly:
 
     def norm(self, name: str) -> Norm:
         return partial(self.target.kernels.rms_norm, weight=self.take(f"{name}.weight"), eps=self.config.norm_eps)
+
+    def add_norm(self, name: str) -> AddNorm:
+        return partial(self.target.kernels.add_rms_norm, weight=self.take(f"{name}.weight"), eps=self.config.norm_eps)
 
     def packed(self, *names: str, bias: bool = False) -> Any:
         weight = torch.cat([self.take(f"{name}.weight") for name in names])

@@ -11,7 +11,8 @@ from torch import Tensor
 from verdraft.kernels.base import Batch, Kernels, LayerKV
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
-Rotate: TypeAlias = Callable[[Tensor, Tensor], None]  # q [T, heads, dim] and k [T, kv_heads, dim], in place
+AddNorm: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # adds the second to the first, in place; the norm of the sum
+Place: TypeAlias = Callable[[Tensor, Tensor, Tensor, LayerKV, Tensor], None]  # rotates q; k and v into the pool's slots
 Prepare: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # q, k before rotation
 
 
@@ -40,28 +41,27 @@ class Layer:
     qkv: Any  # packed
     prepare: Prepare  # the per-head norms of Qwen3, or nothing
     output: Any  # packed
-    mlp_norm: Norm
+    mlp_norm: AddNorm
     up: Any  # packed; [gate | up] for SwiGLU
     activation: Callable[[Tensor], Tensor]
     down: Any  # packed
 
-    def __call__(self, hidden: Tensor, batch: Batch, layer_kv: LayerKV, rotate: Rotate) -> Tensor:  # [T, hidden]
+    def __call__(self, hidden: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> Tensor:  # [T, hidden]
         """The residual stream behind this layer; `hidden` itself is left as it was."""
-        return self.add_to(hidden, self.attention_norm(hidden), batch, layer_kv, rotate)
+        return self.add_to(hidden, self.attention_norm(hidden), batch, layer_kv, place)
 
-    def add_to(self, residual: Tensor, normed: Tensor, batch: Batch, layer_kv: LayerKV, rotate: Rotate) -> Tensor:
+    def add_to(self, residual: Tensor, normed: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> Tensor:
         """`residual` [T, hidden] and what this layer adds to it when its attention reads `normed` [T, in]."""
         linear = self.kernels.linear
-        attended = self._attend(linear(normed, self.qkv), batch, layer_kv, rotate)
-        hidden = linear(attended, self.output).add_(residual)
-        inner = self.activation(linear(self.mlp_norm(hidden), self.up))
+        attended = self._attend(linear(normed, self.qkv), batch, layer_kv, place)
+        hidden = linear(attended, self.output)
+        inner = self.activation(linear(self.mlp_norm(hidden, residual), self.up))
         return linear(inner, self.down).add_(hidden)
 
-    def _attend(self, qkv: Tensor, batch: Batch, layer_kv: LayerKV, rotate: Rotate) -> Tensor:  # [T, heads * dim]
+    def _attend(self, qkv: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> Tensor:  # [T, heads * dim]
         q, k, v = self.heads.split(qkv)
         q, k = self.prepare(q, k)
-        rotate(q, k)
-        self.kernels.write(k, v, layer_kv, batch.slots)
+        place(q, k, v, layer_kv, batch.slots)
         attended = self.kernels.attend(q, layer_kv, batch, self.heads.head_dim**-0.5)
         return attended.view(attended.shape[0], -1)
 
@@ -73,8 +73,8 @@ class Positions(Protocol):
         """hidden [T, hidden] with what the model adds for positions [T]."""
         ...
 
-    def rotation(self, positions: Tensor) -> Rotate:
-        """The rotation at positions [T], prepared once for all layers of a pass."""
+    def placing(self, positions: Tensor) -> Place:
+        """What puts keys at positions [T], prepared once for all layers of a pass."""
         ...
 
 
@@ -89,25 +89,30 @@ class RotaryPositions:
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return hidden
 
-    def rotation(self, positions: Tensor) -> Rotate:
-        return partial(self.kernels.rope, cos=self.cos[positions], sin=self.sin[positions])
+    def placing(self, positions: Tensor) -> Place:
+        return partial(self.kernels.rope_write, cos=self.cos[positions], sin=self.sin[positions])
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedPositions:
     """OPT: a trained vector per position; the first two rows of its table belong to no position."""
 
+    kernels: Kernels
     table: Tensor  # [2 + max_model_len, hidden]
 
     def embed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         return hidden + F.embedding(positions + 2, self.table)
 
-    def rotation(self, positions: Tensor) -> Rotate:
-        return _leave
+    def placing(self, positions: Tensor) -> Place:
+        return self._write
+
+    def _write(self, q: Tensor, k: Tensor, v: Tensor, layer_kv: LayerKV, slots: Tensor) -> None:
+        self.kernels.write(k, v, layer_kv, slots)
 
 
-def _leave(q: Tensor, k: Tensor) -> None:
-    """No rotation."""
+def after_adding(norm: Norm) -> AddNorm:
+    """The plain way from a norm to one that adds first."""
+    return lambda x, residual: norm(x.add_(residual))
 
 
 def no_head_norm(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

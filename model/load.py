@@ -10,7 +10,17 @@ from torch import Tensor
 
 from verdraft.kernels.base import Kernels
 from verdraft.model.config import ModelConfig, read_config
-from verdraft.model.layers import Heads, Layer, LearnedPositions, Norm, RotaryPositions, head_norms, no_head_norm
+from verdraft.model.layers import (
+    AddNorm,
+    Heads,
+    Layer,
+    LearnedPositions,
+    Norm,
+    RotaryPositions,
+    after_adding,
+    head_norms,
+    no_head_norm,
+)
 from verdraft.model.rope import inverse_frequencies, rope_tables
 from verdraft.model.transformer import Transformer
 from verdraft.model.weights import Weights, open_weights
@@ -65,7 +75,7 @@ class _LlamaLoader:
             qkv=self.qkv(attention),
             prepare=self.head_norms(attention),
             output=self.output(f"{attention}.o_proj"),
-            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
+            mlp_norm=self.add_norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
             up=self.packed([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], bias=config.mlp_bias),
             activation=self.kernels.silu_mul,
             down=self.packed([f"{mlp}.down_proj"], [config.hidden_size], inner, config.mlp_bias),
@@ -91,6 +101,10 @@ class _LlamaLoader:
         weight = self.weights.take(f"{name}.weight", size)
         return partial(self.kernels.rms_norm, weight=weight, eps=self.config.norm_eps)
 
+    def add_norm(self, name: str, size: int) -> AddNorm:
+        weight = self.weights.take(f"{name}.weight", size)
+        return partial(self.kernels.add_rms_norm, weight=weight, eps=self.config.norm_eps)
+
     def packed(self, names: Sequence[str], rows: Sequence[int], columns: int | None = None, bias: bool = False) -> Any:
         """The weights of `names`, stacked along their outputs (`rows` each), packed for `linear`."""
         columns = columns or self.config.hidden_size
@@ -109,9 +123,8 @@ class _OptLoader(_LlamaLoader):
 
     def positions(self) -> LearnedPositions:
         rows = self.config.max_model_len + 2
-        return LearnedPositions(
-            self.weights.take(f"{self.prefix}.embed_positions.weight", rows, self.config.hidden_size)
-        )
+        table = self.weights.take(f"{self.prefix}.embed_positions.weight", rows, self.config.hidden_size)
+        return LearnedPositions(self.kernels, table)
 
     def layer(self, prefix: str) -> Layer:
         config, attention = self.config, f"{prefix}.self_attn"
@@ -123,7 +136,7 @@ class _OptLoader(_LlamaLoader):
             qkv=self.qkv(attention),
             prepare=no_head_norm,
             output=self.output(f"{attention}.out_proj"),
-            mlp_norm=self.norm(f"{prefix}.final_layer_norm", config.hidden_size),
+            mlp_norm=after_adding(self.norm(f"{prefix}.final_layer_norm", config.hidden_size)),
             up=self.packed([f"{prefix}.fc1"], [inner], bias=config.mlp_bias),
             activation=torch.relu_,
             down=self.packed([f"{prefix}.fc2"], [config.hidden_size], inner, config.mlp_bias),

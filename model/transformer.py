@@ -54,9 +54,9 @@ class Transformer:
         self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int
     ) -> Tensor:  # [T, hidden] -> [T, hidden]
         """Run layers [first, last) and write their KV; both ends are the plain residual stream (DESIGN section 4)."""
-        rotate = self.positions.rotation(batch.positions)
+        place = self.positions.placing(batch.positions)
         for index in range(first, last):
-            hidden = self.layers[index](hidden, batch, pool[index], rotate)
+            hidden = self.layers[index](hidden, batch, pool[index], place)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:  # [R, hidden] -> [R, vocab] float32

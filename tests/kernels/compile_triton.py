@@ -22,9 +22,12 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
         yield triton_attention._attend, attend, {**heads, "ROWS": 8, "DIM": dim, "WIDTH": dim, "TREE": tree}
     tiles = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32 if dtype == "fp32" else 128, "SWIZZLE": 8}
     yield triton_linear._linear, "x x x x i32 i32 i32 i32", {**tiles, "BIAS": True}
-    yield triton_ops._rms_norm, "x x x i32 i32 fp32", {"BLOCK": 4096}
+    for add in (False, True):
+        yield triton_ops._rms_norm, "x x x x i32 i32 i32 fp32", {"BLOCK": 4096, "ADD": add}
     yield triton_ops._silu_mul, "x x i32 i32", {"BLOCK": 1024}
-    yield triton_ops._rope, "x x *fp32 *fp32 i32 i32 i32 i32", {"HEADS": 32, "HALF": 64, "BLOCK": 64}
+    rope = "x x x x x *i64 *fp32 *fp32 i32 i32 i32 i32 i32 i32"
+    for store in (False, True):
+        yield triton_ops._rope, rope, {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "BLOCK": 64, "STORE": store}
     yield triton_ops._write, "x x x x *i64 i32 i32 i32 i32 i32", {"DIM": 128, "BLOCK": 128}
     yield triton_ops._move, "x x *i64 *i64 i32 i32", {"COUNT": 16, "BLOCK": 32}
 

@@ -102,6 +102,30 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
+@pytest.mark.parametrize("dim", [8, 40, 64])
+def test_rotating_into_the_pool_is_rotating_and_writing(kernels: Kernels, dim: int) -> None:
+    fused, angles, slots = randn(5, 7 * dim).view(5, 7, dim), randn(5, dim // 2, seed=1), torch.tensor([9, 2, 4, 11, 0])
+    q, k, v = fused.clone().split_with_sizes((3, 2, 2), 1)
+    one, two = (kernels.pool(1, 3, 4, 2, dim, torch.float32, torch.device("cpu"))[0] for _ in range(2))
+    kernels.rope_write(q, k, v, one, slots, angles.cos(), angles.sin())
+    old_q, old_k, old_v = fused.split_with_sizes((3, 2, 2), 1)
+    kernels.rope(old_q, old_k, angles.cos(), angles.sin())
+    kernels.write(old_k, old_v, two, slots)
+    assert torch.equal(q, old_q)
+    assert torch.equal(v, old_v)
+    assert torch.equal(one.k, two.k)
+    assert torch.equal(one.v, two.v)
+
+
+def test_a_norm_that_adds_keeps_the_sum(kernels: Kernels) -> None:
+    x, residual, weight = randn(5, 96), randn(5, 192, seed=1)[:, 96:], randn(96, seed=2)
+    total, before = x + residual, residual.clone()
+    normed = kernels.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(x, total)
+    assert torch.equal(residual, before)
+    assert torch.equal(normed, kernels.rms_norm(total, weight, 1e-5))
+
+
 def test_no_rows(kernels: Kernels) -> None:
     empty = torch.empty(0, 16)
     for name, op in row_ops(kernels, 16).items():
