@@ -135,6 +135,38 @@ def choose_token(
     return _noisy_argmax(*kept_tokens(scores, params), noise)
 
 
+def leading_tokens(
+    row: Row,
+    params: LogitParams,
+    history: TokenHistory,
+    banned: Sequence[int] | None,
+    noise: Noise,
+    mask: NDArray[np.bool_] | None,
+    count: int,
+) -> tuple[IntArray, Scores]:
+    """For a draft: at most `count` tokens that choose_token may give where the true row resembles `row`, the likeliest
+    first, and the share of each. Only the _FIRST likeliest tokens of `row` can be among them.
+
+    Raises BadLogits, AllTokensMasked.
+    """
+    scores = processed(row, params, history, banned, mask)
+    highest = float(scores.max())
+    _require_finite(row, highest)
+    scores -= highest
+    if params.temperature not in (0.0, 1.0):
+        with np.errstate(over="ignore"):
+            scores /= params.temperature
+    greedy = params.temperature == 0.0
+    tokens, scores = kept_tokens(scores, LogitParams(temperature=0.0) if greedy else params)
+    first = largest(scores, min(_FIRST, scores.size))
+    tokens, scores = tokens[first], scores[first]
+    if not greedy:
+        scores += noise.gumbel(tokens)
+    weights = np.exp(scores - scores.max())
+    order = np.argsort(-weights, kind="stable")[:count]
+    return tokens[order], weights[order] / weights.sum()
+
+
 def processed(
     row: Row,
     params: LogitParams,

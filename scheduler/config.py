@@ -20,6 +20,9 @@ class EngineConfig:
     exit_window: int = 4  # N_i: tokens that exits draft in a cycle (PAPERS 2.3)
     exit_round: int = 2  # N_d: of these, tokens between two checks at L_i
     exit_confidence: float = 0.0  # a head that gives its own token less probability stops drafting
+    eagle_depth: int = 4  # tokens that an EAGLE head drafts in a row
+    eagle_topk: int = 1  # children of each of its nodes, and nodes of a level that have any; 1: a chain
+    eagle_tokens: int = 32  # tokens of a tree
     suffix_store_tokens: int = 1_000_000
     eos_token_ids: frozenset[int] = frozenset()
 

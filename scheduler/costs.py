@@ -2,12 +2,16 @@
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
 
+from verdraft.kernels.base import Batch, LayerKV
+from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
 from verdraft.scheduler.runner import Runner, ragged_batch
+from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.spending import CostTable
 
@@ -36,6 +40,26 @@ def measure_exits(runner: Runner, max_context: int, exits: Exits, full: CostTabl
     )
 
 
+def measure_eagle(runner: Runner, max_context: int, head: EagleHead, pool: Seq[LayerKV], full: CostTable) -> EagleCosts:
+    """Seconds of the parts of an EAGLE drafter with this KV pool; `full` are those of whole passes of the target."""
+    measure = _Measure(runner, min(CONTEXT, max_context))
+
+    def features(size: int) -> torch.Tensor:
+        return head.fuse(torch.cat([measure.hidden(size)] * len(runner.taps), 1))
+
+    def layer(size: int, rows: torch.Tensor) -> torch.Tensor:
+        tokens = torch.zeros(size, dtype=torch.int64, device=rows.device)
+        return measure.finish(head.forward(rows, tokens, measure.batch(size), pool))
+
+    fused = {size: features(size) for size in measure.sizes}
+    return EagleCosts(
+        full=full,
+        extend=measure.table(lambda size: layer(size, features(size))),
+        layer=measure.table(lambda size: layer(size, fused[size])),
+        head=measure.table(lambda size: head.logits(fused[size])),
+    )
+
+
 class _Measure:
     """Passes over tokens that mean nothing, `context` tokens from the first to the last."""
 
@@ -53,17 +77,19 @@ class _Measure:
         self.model.logits(self.layers(size, 0, layers)).cpu()
 
     def layers(self, size: int, first: int, last: int) -> torch.Tensor:
+        return self.finish(self.model.forward(self.hidden(size), self.batch(size), self.runner.pool, first, last))
+
+    def batch(self, size: int) -> Batch:
+        """The last `size` tokens of the context."""
         num, start = np.array([size]), np.array([self.context - size])
         tables = np.arange(-(-self.context // self.runner.block_size))[None]
-        batch = ragged_batch(num, start, tables, self.runner.block_size, self.model.device)
-        hidden = self.model.forward(self.hidden(size), batch, self.runner.pool, first, last)
-        return self._finish(hidden)
+        return ragged_batch(num, start, tables, self.runner.block_size, self.model.device)
 
     def hidden(self, size: int) -> torch.Tensor:
         tokens = torch.zeros(size, dtype=torch.int64, device=self.model.device)
         return self.model.embed(tokens, torch.arange(size, device=self.model.device))
 
-    def _finish(self, hidden: torch.Tensor) -> torch.Tensor:
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
         if hidden.is_cuda:
             torch.cuda.synchronize(hidden.device)
         return hidden

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from verdraft.kernels.chooser import choose_philox
 from verdraft.kernels.sampling import AllTokensMasked, BadLogits
+from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.commit import Committer
@@ -14,6 +15,7 @@ from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.costs import measure_costs
 from verdraft.scheduler.counters import EngineCounters, Totals
 from verdraft.scheduler.drafting import Drafting
+from verdraft.scheduler.eagle import EagleDrafter
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.exits import ExitDrafter
 from verdraft.scheduler.faults import inject_before, inject_nan, wants_preemption
@@ -43,15 +45,21 @@ class Engine:
         config: EngineConfig,
         drafter_factory: DrafterFactory | None = None,
         exits: Exits = NO_EXITS,
+        eagle: EagleHead | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.totals = Totals()
         pool = model.new_pool(config.num_blocks, config.block_size)
-        self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers))
+        taps = eagle.config.aux_layers if eagle else ()
+        self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers), taps)
         law = Law(tuple(sorted(config.eos_token_ids)), choose_philox())
         self._verifier = Verifier(law)
-        self.drafting = Drafting(self.scheduler, ExitDrafter(exits, self._runner, law, self.scheduler))
+        self.drafting = Drafting(
+            self.scheduler,
+            ExitDrafter(exits, self._runner, law, self.scheduler),
+            EagleDrafter(eagle, self._runner, law, self.scheduler) if eagle else None,
+        )
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self.drafting.drafter
         self._sequences: dict[Request, Sequence] = {}
@@ -61,8 +69,7 @@ class Engine:
         """Learn what a pass costs here, so that drafts are no longer than pays; before the first request."""
         assert not self._sequences
         costs = measure_costs(self._runner, self.config.max_context)
-        self.drafting.costs = costs
-        self.drafting.exits.measure(costs)
+        self.drafting.measure(costs)
         logger.info("a pass costs %s", ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in costs.points()))
 
     @property
@@ -87,8 +94,8 @@ class Engine:
         room = self.config.max_model_len - len(request.prompt)
         wanted = request.params.max_tokens
         self._order += 1
-        exits = self.drafting.exits
-        cycle = exits.cycle(self.drafting.mode(request))
+        exits, eagle, mode = self.drafting.exits, self.drafting.eagle, self.drafting.mode(request)
+        cycle = exits.cycle(mode)
         seq = Sequence(
             request,
             self._order,
@@ -97,6 +104,7 @@ class Engine:
             max_len=len(request.prompt) + (room if wanted is None else min(wanted, room)),
             cycle=cycle,
             agreement=exits.agreement(cycle),
+            eagle=eagle.agreement(mode) if eagle else None,
             leader=self._sequences.get(leader) if leader else None,
         )
         self.scheduler.add(seq)
@@ -144,10 +152,11 @@ class Engine:
     def _pass(self, plan: list[Work]) -> list[Verified]:
         inject_before(plan)
         self.totals.iteration_tokens += sum(work.num_tokens for work in plan)
-        logits = self._runner.execute(plan)
-        inject_nan(plan, logits)
-        results = self._verifier.verify(plan, logits)
+        passed = self._runner.execute(plan)
+        inject_nan(plan, passed.logits)
+        results = self._verifier.verify(plan, passed.logits)
         self._runner.straighten(results)
+        self.drafting.watch(results, passed.taps)
         return results
 
     def _blame(self, seq: Sequence, error: Exception) -> str:
@@ -167,7 +176,7 @@ class Engine:
             code = result.code
         else:
             try:
-                self.drafting.exits.learn(result)
+                self.drafting.learn(result)
                 return self._committer.commit(result)
             except Exception:  # a stop check, a grammar or a draft source; the neighbours' tokens are right
                 logger.exception("request %s failed while its tokens were committed", seq.request.id)

@@ -138,10 +138,10 @@ class WindowFiller:
 
     def _run(self, works: list[Work], depth: int) -> tuple[Tensor, list[int]]:
         counts = [work.owed(depth - 1) for work in works]
-        hidden = self.runner.run(works, depth)
-        for work, rows in zip(works, hidden.split_with_sizes(counts), strict=True):
+        found = self.runner.run(works, depth)
+        for work, rows in zip(works, found.split_with_sizes(counts), strict=True):
             work.seq.advance(depth, work.end, rows)
-        return hidden, counts
+        return self.runner.stream(found), counts
 
     def _guess(self, head: ExitHead, seq: Sequence, ahead: int, row: Rows) -> int:
         """The law's token at this exit: the same noise and the same parameters as the target's, by position."""

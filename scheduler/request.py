@@ -9,7 +9,7 @@ from verdraft.scheduler.outputs import SpecStats
 from verdraft.scheduler.params import SamplingParams
 from verdraft.spec.constraint import UNCONSTRAINED, Constraint
 
-Mode: TypeAlias = Literal["auto", "off", "suffix", "early_exit", "hispec"]
+Mode: TypeAlias = Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle"]
 EXIT_MODES: tuple[Mode, ...] = ("early_exit", "hispec")
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
+from verdraft.kernels.tree import paths
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.verifier import Rows, Verified, rows_wanted
@@ -21,27 +22,47 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """What came out of a pass."""
+
+    logits: Rows  # [R, V]: rows_wanted(work) rows per work, in order
+    taps: Tensor | None  # [T, taps * hidden]: work.num_tokens rows per work, in order; None without taps
+
+
+@dataclass(frozen=True, slots=True)
 class Runner:
-    """`bounds` are the layer indices between segments: (0, L) without exits, (0, L_d, L_i, L) with two."""
+    """`bounds` are the layer indices between segments: (0, L) without exits, (0, L_d, L_i, L) with two.
+
+    `taps` are the layers, ascending, before which the residual stream is kept for an EAGLE head, L for what leaves the
+    last. What was kept goes
+    beside the stream from segment to segment: [T, hidden * (1 + layers tapped so far)].
+    """
 
     model: Transformer
     pool: Seq[LayerKV]
     block_size: int
     bounds: tuple[int, ...]
+    taps: tuple[int, ...] = ()
 
     @property
     def num_segments(self) -> int:
         return len(self.bounds) - 1
 
     @torch.inference_mode()
-    def execute(self, plan: list[Work]) -> Rows:
-        """One full-depth pass over the plan's tokens; logits [R, V] of rows_wanted(work) rows per work, in order."""
-        return self._logits(self.run(plan, self.num_segments), plan)
+    def execute(self, plan: list[Work]) -> Passed:
+        """One full-depth pass over the plan's tokens."""
+        rows = self.run(plan, self.num_segments)
+        hidden = self.stream(rows)
+        return Passed(self._logits(hidden, plan), rows[:, hidden.shape[1] :] if self.taps else None)
+
+    def stream(self, rows: Tensor) -> Tensor:  # of `run` -> [T, hidden]
+        """The residual stream without what was kept beside it."""
+        return rows[:, : self.model.config.hidden_size] if self.taps else rows
 
     @torch.inference_mode()
     def run(self, plan: list[Work], depth: int) -> Tensor:
         """A pass through the first `depth` segments: each takes what the works owe it, from the one below and from
-        what was computed before. Hidden states behind the last of them, work.owed(depth - 1) rows per work, in order.
+        what was computed before. The stream behind the last of them, work.owed(depth - 1) rows per work, in order.
         """
         owed = [work.owed(0) for work in plan]
         batch = self._batch(plan, owed)
@@ -55,19 +76,28 @@ class Runner:
             hidden = self._forward(hidden, batch, segment)
         return hidden
 
-    def _forward(self, hidden: Tensor, batch: Batch, segment: int) -> Tensor:
-        if not len(hidden):
-            return hidden
-        return self.model.forward(hidden, batch, self.pool, self.bounds[segment], self.bounds[segment + 1])
+    def _forward(self, rows: Tensor, batch: Batch, segment: int) -> Tensor:
+        if not len(rows):
+            return rows
+        first, last = self.bounds[segment], self.bounds[segment + 1]
+        hidden, kept = self.stream(rows), []
+        for layer in self.taps:
+            if first <= layer < last or layer == last == self.bounds[-1]:
+                hidden, first = self.model.forward(hidden, batch, self.pool, first, layer), layer
+                kept.append(hidden)
+        hidden = self.model.forward(hidden, batch, self.pool, first, last)
+        return torch.cat((hidden, rows[:, hidden.shape[1] :], *kept), 1) if self.taps else hidden
 
     def _batch(self, plan: list[Work], owed: list[int]) -> Batch:
         """The last owed[i] tokens of each work as ragged metadata."""
         rows = [(work, num) for work, num in zip(plan, owed, strict=True) if num]
         num = np.array([num for _, num in rows], np.int64)
         start = np.array([work.end - num for work, num in rows], np.int64)
-        tables = _block_tables([work for work, _ in rows])
+        tables = block_tables([work.seq.blocks for work, _ in rows])
         batch = ragged_batch(num, start, tables, self.block_size, self.model.device)
-        return _with_trees(batch, rows) if any(work.draft.parents for work, _ in rows) else batch
+        if any(work.draft.parents for work, _ in rows):
+            batch = with_trees(batch, start, [_tree_of(work, num) for work, num in rows])
+        return batch
 
     @torch.inference_mode()
     def straighten(self, results: Seq[Verified]) -> None:
@@ -102,31 +132,27 @@ def _with_waiting(plan: list[Work], segment: int, fresh: Tensor, counts: list[in
     pieces: list[Tensor] = []
     for work, rows in zip(plan, fresh.split_with_sizes(counts), strict=True):
         pieces += [*work.seq.behind[segment - 1].chunks, rows]
-    return torch.cat(pieces)
+    return torch.cat([piece for piece in pieces if len(piece)] or pieces)
 
 
-def _with_trees(batch: Batch, rows: list[tuple[Work, int]]) -> Batch:
-    """Every token follows its parent, of which rows[b] = (work, num of its last tokens) tells; slots stay as they are.
+def _tree_of(work: Work, num: int) -> list[int]:
+    """Parents among the last `num` tokens of a work. No tree is computed in some segments only, so all of its nodes
+    and the token before them are among these."""
+    parents = list(range(-1, num - 1))
+    if work.draft.parents:
+        first = num - len(work.draft.tokens)
+        parents[first:] = [first + parent if parent >= 0 else first - 1 for parent in work.draft.parents]
+    return parents
 
-    No tree is computed in some segments only, so all of its nodes and the token before them are among the rows.
-    """
-    parents, positions = [], []
-    for work, num in rows:
-        nodes, start = len(work.draft.tokens), work.end - num
-        before = list(range(-1, num - 1))
-        places = list(range(start, work.end))
-        if work.draft.parents:
-            first = num - nodes
-            before[first:] = [first + parent if parent >= 0 else first - 1 for parent in work.draft.parents]
-            places[first:] = [start + first - 1 + depth for depth in work.draft.depths]
-        parents += before
-        positions += places
+
+def with_trees(batch: Batch, start: Ints, trees: Seq[Seq[int]]) -> Batch:
+    """Every token follows its parent, in row b as trees[b] tells; slots stay as they are."""
+    positions = [
+        first + len(path) - 1 for first, tree in zip(start.tolist(), trees, strict=True) for path in paths(tree)
+    ]
+    parents = np.fromiter(chain.from_iterable(trees), np.int32)
     device = batch.positions.device
-    return replace(
-        batch,
-        parents=_to(np.array(parents, np.int32), device),
-        positions=_to(np.array(positions, np.int64), device),
-    )
+    return replace(batch, parents=_to(parents, device), positions=_to(np.array(positions, np.int64), device))
 
 
 def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: torch.device) -> Batch:
@@ -147,10 +173,11 @@ def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: 
     )
 
 
-def _block_tables(plan: list[Work]) -> Ints:
-    tables = np.zeros((len(plan), max((len(work.seq.blocks) for work in plan), default=0)), np.int64)
-    for row, work in zip(tables, plan, strict=True):
-        row[: len(work.seq.blocks)] = work.seq.blocks
+def block_tables(blocks: Seq[Seq[int]]) -> Ints:
+    """[B, P], padded with block 0."""
+    tables = np.zeros((len(blocks), max(map(len, blocks), default=0)), np.int64)
+    for row, own in zip(tables, blocks, strict=True):
+        row[: len(own)] = own
     return tables
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from verdraft.kernels.sampling import TokenHistory
 from verdraft.scheduler.blocks import chain_key, root_key
 from verdraft.scheduler.boundary import Boundary
+from verdraft.scheduler.features import Features
 from verdraft.scheduler.outputs import Summary, Timing, TokenLogprobs
 from verdraft.scheduler.request import Request
 from verdraft.spec.agreement import Agreement
@@ -53,6 +54,8 @@ class Sequence:
     draft: Draft = EMPTY
     agreement: Agreement = field(default_factory=Agreement)  # of the full model with what exits drafted
     inner: Agreement = field(default_factory=Agreement)  # of the exit that checks with the one that drafts
+    eagle: Agreement | None = None  # of the full model with what an EAGLE head drafted; None: it does without
+    features: Features | None = None  # what an EAGLE head knows of it
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     finished: bool = False
@@ -131,6 +134,7 @@ class Sequence:
         self.settle(0)
         self.num_remembered = 0
         self.draft = EMPTY
+        self.features = None
 
     def summary(self, now: float) -> Summary:
         timing = Timing(self.request.arrived, self.scheduled_at, self.first_token_at, now)

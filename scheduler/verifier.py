@@ -9,8 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verdraft.kernels.noise import Noise, PhiloxBlocks
-from verdraft.kernels.sampling import BadLogits, argmax_rows, bad_rows, choose_token, row_logprobs
+from verdraft.kernels.noise import IntArray, Noise, PhiloxBlocks
+from verdraft.kernels.sampling import (
+    BadLogits,
+    argmax_rows,
+    bad_rows,
+    choose_token,
+    leading_tokens,
+    row_logprobs,
+)
 from verdraft.scheduler.outputs import TokenLogprobs
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
@@ -18,6 +25,7 @@ from verdraft.spec.acceptance import verify
 from verdraft.spec.draft import Draft
 
 Rows = NDArray[np.float32]
+_Rest = tuple[list[int] | None, Noise, NDArray[np.bool_] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +89,19 @@ class Law:
         params, banned, constraint = seq.request.params, self.banned(seq, ahead), seq.request.constraint
         if params.plain_greedy and banned is None and constraint.allows(best):
             return best
-        mask = constraint.mask()
+        return choose_token(row(), params, seq.history, *self._rest(seq, ahead, banned))
+
+    def leading(self, seq: Sequence, ahead: int, row: Rows, count: int) -> tuple[IntArray, NDArray[np.float64]]:
+        """For a draft: what `token` may give where the logits resemble `row`; see leading_tokens."""
+        rest = self._rest(seq, ahead, self.banned(seq, ahead))
+        return leading_tokens(row, seq.request.params, seq.history, *rest, count)
+
+    def _rest(self, seq: Sequence, ahead: int, banned: list[int] | None) -> _Rest:
+        """Banned tokens, noise and grammar mask."""
+        mask = seq.request.constraint.mask()
         if banned and mask is not None and mask[banned].sum() == mask.sum():
             banned = None  # a complete grammar outranks min_tokens
-        noise = Noise(seq.seed, seq.request.choice, seq.num_output + ahead, self.philox)
-        return choose_token(row(), params, seq.history, banned, noise, mask)
+        return banned, Noise(seq.seed, seq.request.choice, seq.num_output + ahead, self.philox), mask
 
 
 @dataclass(frozen=True, slots=True)

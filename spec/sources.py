@@ -50,14 +50,14 @@ class MostPromising(_Sources):
 
 
 def make_drafter(
-    mode: Literal["off", "suffix", "early_exit", "hispec"],
+    mode: Literal["off", "suffix", "early_exit", "hispec", "eagle"],
     prediction: Sequence[int] = (),
     store: SharedSuffixStore | None = None,
     local_tokens: int = 32768,
     constraint: Constraint = UNCONSTRAINED,
 ) -> Drafter:
     """The source of one sequence. `store` is None for a sequence that must not share; "off" drafts nothing at all,
-    and exits, which draft for themselves, do without the suffix source.
+    and exits and EAGLE heads, which draft for themselves, do without the suffix source.
 
     `local_tokens`: prompt and output tokens that the sequence's own index remembers, best the model's context length.
     `constraint`: what the sequence must keep to; it drafts too what it forces.

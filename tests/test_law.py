@@ -9,24 +9,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.kernels.native import NativeKV
+from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle, tensor_shapes
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
-from verdraft.scheduler.request import Request
+from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.draft import Drafter, NoDrafter
 
 Job = tuple[list[int], SamplingParams]
 MODES = ("off", "suffix", "auto", "prediction")
 EXIT_MODES = ("early_exit", "hispec", "mixed")
+EAGLE_MIXED = ("eagle", "suffix", "eagle", "hispec", "eagle", "off")
 MIXED = ("hispec", "suffix", "early_exit", "off")  # what the requests of one batch take turns in
 TINY_POOL, LARGE_POOL = 7, 256  # blocks; the tiny one holds little more than the longest job (112 tokens)
 
@@ -53,6 +57,8 @@ def engine_for(
     max_batch_tokens: int,
     exits: Exits = NO_EXITS,
     drafters: DrafterFactory | None = None,
+    eagle: EagleHead | None = None,
+    topk: int = 1,
 ) -> Engine:
     return Engine(
         model,
@@ -63,9 +69,12 @@ def engine_for(
             max_num_seqs=8,
             max_batch_tokens=max_batch_tokens,
             eos_token_ids=model.config.eos_token_ids,
+            eagle_topk=topk,
+            eagle_tokens=8,
         ),
         drafters,
-        exits=exits,
+        exits,
+        eagle,
     )
 
 
@@ -77,7 +86,7 @@ def run(engine: Engine, jobs: Sequence[Job], mode: str, answers: Sequence[Sequen
             id=str(i),
             prompt=prompt,
             params=params,
-            speculation={"prediction": "auto", "mixed": MIXED[i % len(MIXED)]}.get(mode, mode),
+            speculation=mode_of(mode, i),
             prediction=tuple(answers[i]) if mode == "prediction" else (),
         )
         for i, (prompt, params) in enumerate(jobs)
@@ -92,6 +101,13 @@ def run(engine: Engine, jobs: Sequence[Job], mode: str, answers: Sequence[Sequen
             assert piece.finish != "error"
     engine.check_integrity()
     return [outputs[str(i)] for i in range(len(jobs))]
+
+
+def mode_of(mode: str, i: int) -> Mode:
+    """What the i-th request of a batch in this mode asks for."""
+    taking_turns = {"prediction": ["auto"], "mixed": MIXED, "eagle mixed": EAGLE_MIXED}.get(mode, [mode])
+    found: Mode = taking_turns[i % len(taking_turns)]
+    return found
 
 
 def check_law(
@@ -195,6 +211,68 @@ def test_trees_keep_the_law(
         assert run(engine, jobs, modes[0], answers, late) == answers
         accepted += engine.counters().spec["eagle"].num_accepted_tokens
     assert accepted > 50
+
+
+@pytest.fixture(scope="module")
+def bigram_path(tiny_model: Any) -> Path:
+    """4 layers of which attention and all MLPs but the first add little: what follows depends on the last token."""
+    folder: Path = tiny_model("Llama", num_hidden_layers=4)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("o_proj.weight") or (name.endswith("down_proj.weight") and ".layers.0." not in name):
+            weight *= 0.05
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def bigram_head(path: Path, model: Transformer) -> EagleHead:
+    """A head that does what the model's first layer and head do, but for the attention to earlier tokens: biases make
+    every row attend to itself, and the features of the target count for nothing."""
+    config = EagleConfig(
+        hidden_size=64,
+        target_hidden_size=64,
+        aux_layers=(0, 2, 4),
+        intermediate_size=96,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=32,
+        norm_eps=1e-6,
+        qkv_bias=True,
+    )
+    weights = load_file(path / "model.safetensors")
+    tensors = {name: torch.zeros(shape) for name, shape in tensor_shapes(config, 320).items()}
+    for part in "qk":
+        tensors[f"midlayer.self_attn.{part}_proj.bias"] += 8.0
+    tensors["midlayer.self_attn.v_proj.weight"][:, :64] = torch.eye(64)
+    tensors["midlayer.self_attn.o_proj.weight"] += torch.eye(64)
+    tensors["midlayer.input_layernorm.weight"] += weights["model.embed_tokens.weight"].pow(2).mean().sqrt()
+    for part in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+        tensors[f"midlayer.{part}.weight"] = weights[f"model.layers.0.{part}.weight"]
+    tensors |= {"norm.weight": weights["model.norm.weight"], "lm_head.weight": weights["lm_head.weight"]}
+    return assemble_eagle(config, tensors, np.arange(320), model)
+
+
+@pytest.mark.parametrize("topk", [1, 3])
+@pytest.mark.parametrize("kind", ["random", "right"])
+def test_eagle_keeps_the_law(
+    kind: str, topk: int, bigram_path: Path, tiny_eagle: EagleConfig, eagle_tensors: Any
+) -> None:
+    """A head that is nearly always wrong and one that is mostly right, chains and trees, alone and among others."""
+    model = load(bigram_path)
+    rnd = np.random.default_rng(0)
+    random_head = assemble_eagle(tiny_eagle, eagle_tensors(tiny_eagle, 100), np.sort(rnd.permutation(320)[:100]), model)
+    eagle = random_head if kind == "random" else bigram_head(bigram_path, model)
+    jobs = jobs_for(model.config.vocab_size, 40, 24)
+    answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
+    drafted = accepted = 0
+    for mode, chunk, blocks in [("eagle", 512, LARGE_POOL), ("eagle mixed", 24, TINY_POOL)]:
+        engine = engine_for(model, blocks, chunk, own_exits(model, (1, 2)), eagle=eagle, topk=topk)
+        for cache in ("cold", "warm"):
+            assert run(engine, jobs, mode, answers, late=2) == answers, f"{mode} {cache}"
+        drafted += engine.counters().spec["eagle"].num_draft_tokens
+        accepted += engine.counters().spec["eagle"].num_accepted_tokens
+    assert drafted > 300
+    assert accepted > (0 if kind == "random" else 100)
 
 
 def kv_rows(engine: Engine, blocks: Sequence[int], count: int) -> list[torch.Tensor]:

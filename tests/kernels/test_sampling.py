@@ -21,6 +21,7 @@ from verdraft.kernels.sampling import (
     bad_rows,
     choose_token,
     kept_tokens,
+    leading_tokens,
     processed,
     row_logprobs,
 )
@@ -328,3 +329,23 @@ def test_logprobs_are_the_log_softmax(row: Row, top: int, chosen: int) -> None:
 def test_logprobs_have_a_floor_and_never_exceed_zero() -> None:
     assert row_logprobs(row_of([0, -math.inf]), 1, 2) == (-9999.0, [(0, 0.0), (1, -9999.0)])
     assert row_logprobs(row_of([30_000, 0]), 1, 0) == (-9999.0, [])
+
+
+@given(st.integers(0, 10**6))
+def test_what_leads_is_mostly_what_is_chosen(seed: int) -> None:
+    """Of few tokens always: all of them are looked at."""
+    rng = np.random.default_rng(seed)
+    row = rng.normal(scale=3.0, size=60).astype(np.float32)
+    params = LogitParams(
+        temperature=float(rng.choice([0.0, 0.7, 1.0])), top_k=int(rng.choice([0, 5])), frequency_penalty=0.5
+    )
+    history = TokenHistory(params)
+    history.push(int(row.argmax()))
+    noise, mask = Noise(seed, 0, 3), rng.random(60) < 0.8
+    mask[:2] = True
+    tokens, shares = leading_tokens(row, params, history, [0], noise, mask, 4)
+    assert tokens[0] == choose_token(row, params, history, [0], noise, mask)
+    assert len(set(tokens.tolist())) == len(tokens) == 4
+    assert mask[tokens].all()
+    assert shares.sum() <= 1 + 1e-9
+    assert (np.diff(shares) <= 0).all()

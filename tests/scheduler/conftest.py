@@ -34,10 +34,10 @@ class HashModel:
     device = torch.device("cpu")
 
     def __init__(self, num_layers: int = 2) -> None:
-        self.config = SimpleNamespace(num_layers=num_layers, vocab_size=VOCAB)
+        self.config = SimpleNamespace(num_layers=num_layers, vocab_size=VOCAB, hidden_size=1)
         self.kernels = self
         self.before_forward: Callable[[], None] = lambda: None
-        self._prefixes: dict[int, tuple[int, ...]] = {}
+        self.prefixes: dict[int, tuple[int, ...]] = {}
 
     def new_pool(self, num_blocks: int, block_size: int) -> torch.Tensor:
         self.block_size = block_size
@@ -45,20 +45,20 @@ class HashModel:
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         assert len(tokens) == len(positions)
-        return tokens
+        return tokens[:, None]
 
     def forward(self, hidden: torch.Tensor, batch: Batch, pool: torch.Tensor, first: int, last: int) -> torch.Tensor:
         self.before_forward()
         for layer in range(first, last):
-            pool[layer, batch.slots] = hidden
-            contexts = list(self._contexts(batch, pool[layer]))
+            pool[layer, batch.slots] = hidden[:, 0]
+            contexts = list(self.contexts(batch, pool[layer]))
             hashes = [hash(context) for context in contexts]
-            for value, below, context in zip(hashes, hidden.tolist(), contexts, strict=True):
-                self._prefixes[value] = self._prefixes[below] if layer else context
-            hidden = torch.tensor(hashes)
+            for value, below, context in zip(hashes, hidden[:, 0].tolist(), contexts, strict=True):
+                self.prefixes[value] = self.prefixes[below] if layer else context
+            hidden = torch.tensor(hashes)[:, None]
         return hidden
 
-    def _contexts(self, batch: Batch, layer_kv: torch.Tensor) -> Iterator[tuple[int, ...]]:
+    def contexts(self, batch: Batch, layer_kv: torch.Tensor) -> Iterator[tuple[int, ...]]:
         for b in range(len(batch.seq_lens)):
             length = int(batch.seq_lens[b])
             offsets = torch.arange(length)
@@ -75,7 +75,11 @@ class HashModel:
         layer_kv[targets] = layer_kv[sources]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(np.stack([_row(int(h)) for h in hidden])) if len(hidden) else torch.empty(0, VOCAB)
+        return (
+            torch.from_numpy(np.stack([_row(h) for h in hidden[:, 0].tolist()]))
+            if len(hidden)
+            else torch.empty(0, VOCAB)
+        )
 
     @lru_cache(maxsize=1000)  # noqa: B019
     def states(self, tokens: tuple[int, ...]) -> list[list[int]]:
@@ -87,7 +91,7 @@ class HashModel:
 
     def final_row(self, value: int) -> np.ndarray:
         """The target's logits at the position that some layer's output belongs to."""
-        return _row(self.states(self._prefixes[value])[-1][-1])
+        return _row(self.states(self.prefixes[value])[-1][-1])
 
 
 @dataclass
@@ -100,11 +104,55 @@ class HashHead:
     token_ids: np.ndarray
 
     def logits(self, hidden: torch.Tensor) -> np.ndarray:
-        return np.stack([self._row(value)[self.token_ids] for value in hidden.tolist()])
+        return np.stack([self._row(value)[self.token_ids] for value in hidden[:, 0].tolist()])
 
     def _row(self, value: int) -> np.ndarray:
         lot = random.Random(hash((value, self.layer))).random()
         return self.model.final_row(value) if lot < self.agree else _row(hash((value, "nonsense")) + self.layer)
+
+
+class HashEagle:
+    """An EAGLE head that says what the model will say for a share `agree` of all positions, and nonsense elsewhere.
+
+    Its KV of row t is a hash of tokens 0 to t + 1, and every pass compares all rows that it sees.
+    """
+
+    embedding = torch.empty(0)
+
+    def __init__(self, model: HashModel, agree: float, vocabulary: int) -> None:
+        self.model, self.agree, self.token_ids = model, agree, np.arange(vocabulary)
+        self.config = SimpleNamespace(aux_layers=tuple(range(1, model.config.num_layers)))
+        self.prefixes: dict[int, tuple[int, ...]] = {}
+
+    def new_pool(self, num_blocks: int, block_size: int) -> list[torch.Tensor]:
+        return [torch.full((num_blocks * block_size,), -1, dtype=torch.int64)]
+
+    def fuse(self, aux: torch.Tensor) -> torch.Tensor:
+        for values in aux.tolist():
+            assert len({self.model.prefixes[value] for value in values}) == 1
+        self.prefixes |= {value: self.model.prefixes[value] for value in aux[:, 0].tolist()}
+        return aux[:, :1]
+
+    def forward(
+        self, features: torch.Tensor, tokens: torch.Tensor, batch: Batch, pool: list[torch.Tensor]
+    ) -> torch.Tensor:
+        pairs = zip(features[:, 0].tolist(), tokens.tolist(), strict=True)
+        known = [(*self.prefixes[feature], token) for feature, token in pairs]
+        pool[0][batch.slots] = torch.tensor([hash(prefix) for prefix in known])
+        for prefix, context in zip(known, self.model.contexts(batch, pool[0]), strict=True):
+            for end, value in zip(range(len(prefix), 0, -1), reversed(context), strict=False):
+                # The row of a reused block's last token saw what came behind it in the first sequence.
+                assert value == hash(prefix[:end]) or (end - 1) % self.model.block_size == 0
+        outputs = [hash(("output", *prefix)) for prefix in known]
+        self.prefixes |= dict(zip(outputs, known, strict=True))
+        return torch.tensor(outputs)[:, None]
+
+    def logits(self, hidden: torch.Tensor) -> np.ndarray:
+        return np.stack([self._row(self.prefixes[value])[self.token_ids] for value in hidden[:, 0].tolist()])
+
+    def _row(self, prefix: tuple[int, ...]) -> np.ndarray:
+        right = random.Random(hash((prefix, "eagle"))).random() < self.agree
+        return _row(self.model.states(prefix)[-1][-1]) if right else _row(hash((prefix, "nonsense")))
 
 
 def _row(value: int) -> np.ndarray:
@@ -148,11 +196,12 @@ def build_request(name: str, prompt: Sequence[int], **fields: object) -> Request
 def make_engine() -> Callable[..., Engine]:
     def build(**fields: object) -> Engine:
         drafters, exits = fields.pop("drafter_factory", None), fields.pop("exits", Exits())
+        eagle = fields.pop("eagle", None)
         model = fields.pop("model", HashModel())
         settings = {"max_model_len": 256, "num_blocks": 64, "block_size": 4, "max_batch_tokens": 32}
         settings["suffix_store_tokens"] = 2000
         settings |= {"eos_token_ids": frozenset({EOS}), "max_num_seqs": 8} | fields
-        return Engine(model, EngineConfig(**settings), drafters, exits)
+        return Engine(model, EngineConfig(**settings), drafters, exits, eagle)
 
     return build
 
@@ -202,3 +251,18 @@ def exiting() -> Callable[..., dict[str, object]]:
         return {"model": model, "exits": Exits((HashHead(model, 1, draft, ids), HashHead(model, 2, check, ids)))}
 
     return build
+
+
+@pytest.fixture
+def eagle_of() -> Callable[..., HashEagle]:
+    """eagle_of(model, agree): an EAGLE head for a HashModel."""
+
+    def build(model: HashModel, agree: float, vocabulary: int = VOCAB) -> HashEagle:
+        return HashEagle(model, agree, vocabulary)
+
+    return build
+
+
+@pytest.fixture
+def hash_model() -> type[HashModel]:
+    return HashModel

@@ -1,0 +1,32 @@
+"""What an EAGLE head knows of one sequence, and what it has not seen yet.
+
+positions:  first ......... computed ......... end
+            <- drafter's KV -><--- waiting ---->    the target's hidden states, three a position
+"""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Features:
+    """Row t pairs what the target computed at position t with token t + 1, so `end` is where the next pass begins.
+
+    Nothing is known before `first`, the beginning of a block: blocks from the prefix cache that no drafter has seen.
+    """
+
+    first: int
+    computed: int
+    waiting: list[Tensor] = field(default_factory=list)  # each [n, 3 * target_hidden]
+    last: Tensor | None = None  # [1, hidden]: what the drafter made of the last computed row
+    claims: tuple[float, ...] = ()  # of the current draft's tokens
+    num_skipped: int = 0  # steps since the head was last asked, because it would not pay
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(rows) for rows in self.waiting)
+
+    @property
+    def end(self) -> int:
+        return self.computed + self.num_waiting
