@@ -62,7 +62,7 @@ def _compile(compiler: tuple[str, ...], scratch: Path) -> Path:
     units = [scratch / f"{source.stem}.o" for source in SOURCES]
     with ThreadPoolExecutor(len(units)) as pool:
         jobs = [
-            pool.submit(_run, *compiler, *FLAGS, "-c", include, str(source), "-o", str(unit))
+            pool.submit(_run, compiler[0], *FLAGS, *compiler[1:], "-c", include, str(source), "-o", str(unit))
             for source, unit in zip(SOURCES, units, strict=True)
         ]
         for job in jobs:

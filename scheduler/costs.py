@@ -18,6 +18,7 @@ from verdraft.spec.spending import CostTable
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 256  # tokens of context per pass, a typical chat
 REPEATS = 5
+ENOUGH = 0.2  # seconds at one size; at least two runs all the same
 
 
 def measure_costs(runner: Runner, max_context: int) -> CostTable:
@@ -68,8 +69,8 @@ class _Measure:
         self.sizes = tuple(size for size in SIZES if size <= context)
 
     def table(self, run: Callable[[int], object]) -> CostTable:
-        """The least seconds of five runs at every size."""
-        seconds = [min(_seconds(run, size) for _ in range(REPEATS)) for size in self.sizes]
+        """The least seconds of up to five runs at every size."""
+        seconds = [min(_runs(run, size)) for size in self.sizes]
         # Fewer rows never cost more than many: what looks so is a disturbance, and would forbid every draft.
         return CostTable(self.sizes, tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
 
@@ -93,6 +94,14 @@ class _Measure:
         if hidden.is_cuda:
             torch.cuda.synchronize(hidden.device)
         return hidden
+
+
+def _runs(run: Callable[[int], object], size: int) -> list[float]:
+    """Seconds of each; few of the long ones, which a disturbance changes less."""
+    seconds: list[float] = []
+    while len(seconds) < 2 or (len(seconds) < REPEATS and sum(seconds) < ENOUGH):
+        seconds.append(_seconds(run, size))
+    return seconds
 
 
 @torch.inference_mode()

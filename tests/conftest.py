@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,16 @@ TINY: dict[str, Any] = {
     "pad_token_id": 0,
 }
 TINY_ROPE: dict[str, Any] = {**TINY, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny products are slower on two threads, above all beside other work; tests/kernels covers threads."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
 
 TinyModel = Callable[..., Path]
 

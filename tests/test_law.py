@@ -5,7 +5,7 @@ The reference is each request alone, without speculation, in one chunk, with a c
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ class Setting(NamedTuple):
 
 
 EVERY_SETTING = [Setting(*values) for values in itertools.product((0, 2), (24, 512), (TINY_POOL, LARGE_POOL))]
+EVERY_PAIR = [setting for i, setting in enumerate(EVERY_SETTING) if i.bit_count() % 2 == 0]  # of values; half as many
 
 
 def load(path: Path, quantization: Quantization = "none") -> Transformer:
@@ -157,26 +158,17 @@ def jobs_for(vocab: int, length: int, max_tokens: int) -> list[Job]:
     return jobs
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products are slower on two threads, above all beside other work; threads are covered in tests/kernels."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_tiny_models_keep_the_law(family: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(("family", "settings"), [("llama", EVERY_SETTING), ("qwen3", EVERY_PAIR)])
+def test_tiny_models_keep_the_law(family: str, settings: Sequence[Setting], request: pytest.FixtureRequest) -> None:
     model = load(request.getfixturevalue(f"tiny_{family}_path"))
-    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING)[0] > 5000
+    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), settings)[0] > 600 * len(settings)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_keep_the_law(tiny_llama_path: Path, quantization: Quantization) -> None:
     """The model that the law speaks of is the quantised one."""
     model = load(tiny_llama_path, quantization)
-    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_SETTING)[0] > 5000
+    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_PAIR)[0] > 2500
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("llama", 0.0, 0.3), ("agreeing", 0.5, 1.0)])
@@ -331,7 +323,7 @@ def test_exits_leave_the_kv_of_plain_decoding(kind: str, mode: str, request: pyt
 def test_the_demo_model_keeps_the_law(demo_path: Path) -> None:
     model = load(demo_path, "auto")  # as it is served: blocks for few rows, fp32 panels for more
     settings = [Setting(late=2, chunk=24, blocks=TINY_POOL)]
-    assert check_law(model, jobs_for(2000, 40, 30), settings)[0] > 300
+    assert check_law(model, jobs_for(2000, 40, 20), settings)[0] > 300
 
 
 @pytest.mark.demo

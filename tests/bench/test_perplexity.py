@@ -46,9 +46,9 @@ def test_the_table(
     text = tmp_path / "text.txt"
     text.write_text("The sea is blue, and the sky is blue too. " * 20)
     assert len(read_tokens(demo_path, text, 40)) == 40
-    command = ["perplexity", "--data", str(text), "--tokens", "40", "--window", "16", "--quantization", "none", "int4"]
+    command = ["perplexity", "--data", str(text), "--tokens", "40", "--window", "16", "--quantization", "int4"]
     monkeypatch.setattr(sys, "argv", command)
     main()
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [row[0] for row in rows] == ["none", "int4"]
-    assert rows[0][1:3] == [rows[1][1], "0.000000"]
+    (row,) = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert (row[0], row[2]) == ("int4", "0.000000")
+    assert 1 < float(row[1]) < 1000

@@ -69,8 +69,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory, demo_path: Path) -> Iterato
 
 @pytest.fixture(scope="session")
 def server(launch: Launch) -> RunningServer:
-    """One server for all tests that leave it running."""
-    return launch().wait_ready()
+    """One server for all tests but those that need another; the last one stops it."""
+    return launch("--drain-timeout", "100").wait_ready()
 
 
 @pytest.fixture

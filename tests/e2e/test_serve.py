@@ -94,23 +94,6 @@ def test_a_client_that_leaves_frees_its_place(client: httpx.Client, stream: bool
     assert eventually(lambda: gauge(client, "num_requests_running") == gauge(client, "kv_cache_usage_perc") == 0)
 
 
-def test_drain(launch: Launch) -> None:
-    """SIGTERM while a stream runs: new requests are refused, the stream ends well, exit code 0."""
-    server = launch("--drain-timeout", "100").wait_ready()
-    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
-        with client.stream("POST", "/v1/completions", json={**TALE, "max_tokens": 60, "stream": True}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            server.process.send_signal(signal.SIGTERM)
-            assert eventually(lambda: client.get("/ready").status_code == 503)
-            assert client.post("/v1/completions", json=TALE).json()["error"]["code"] == "draining"
-            assert client.get("/health").status_code == 200
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert '"finish_reason":"length"' in rest[-2]
-    assert server.process.wait(60) == 0
-
-
 def test_a_signal_while_loading_ends_at_once(launch: Launch) -> None:
     server = launch("--port", "0")
     time.sleep(1)
@@ -124,7 +107,7 @@ def test_a_signal_while_loading_ends_at_once(launch: Launch) -> None:
     [
         ["/no/such/model"],
         ["--port", "0", "--host", "256.0.0.1"],
-        ["--port", "0", "--log-level", "error", "--kv-blocks", "99999999999"],
+        ["--port", "0", "--threads", "1", "--log-level", "error", "--kv-blocks", "99999999999"],
     ],
 )
 def test_what_cannot_start_says_so_in_one_line(flags: list[str]) -> None:
@@ -132,3 +115,20 @@ def test_what_cannot_start_says_so_in_one_line(flags: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr.decode().strip().count("\n") == 0
     assert done.stdout == b""
+
+
+def test_drain(server: RunningServer) -> None:
+    """The last test of this server. SIGTERM while a stream runs: new requests are refused, the stream ends well, exit
+    code 0."""
+    with httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client:
+        with client.stream("POST", "/v1/completions", json={**TALE, "max_tokens": 60, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            assert eventually(lambda: client.get("/ready").status_code == 503)
+            assert client.post("/v1/completions", json=TALE).json()["error"]["code"] == "draining"
+            assert client.get("/health").status_code == 200
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+    assert server.process.wait(60) == 0

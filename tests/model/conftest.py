@@ -1,7 +1,7 @@
 """A sequence that runs through a model and its pages, a few tokens at a time."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,15 +53,6 @@ class Runner:
             hidden = self.model.forward(hidden, batch, self.pool, first, last)
         self.length += len(tokens)
         return self.model.logits(hidden)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other cost more than tiny products take."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(params=["torch", "cpu"])
