@@ -12,7 +12,7 @@ from tqdm import trange
 
 from verdraft.spec.features import FEATURES
 from verdraft.spec.predictor import HIDDEN, LENGTHS, MEAN_UNIT, Layer, PayoffPredictor
-from verdraft.train.traces import States
+from verdraft.spec.replay import States
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from verdraft.spec.features import FEATURES, Floats
 from verdraft.spec.predictor import LENGTHS, PayoffPredictor
-from verdraft.train.traces import States
+from verdraft.spec.replay import States
 
 HIGH = 6  # accepted tokens that make a draft's payoff high (HVD, PAPERS 1.1)
 CALIBRATED = (1, 2, 4, 8, 16)  # lengths whose survival is compared with what happened

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from verdraft.bench.traces import TraceError, TraceReader
 from verdraft.server.build import build_text
 from verdraft.server.cli import main
-from verdraft.server.trace_data import TraceReader
+from verdraft.server.train_predictor import coder_of
 from verdraft.spec.predictor import load_predictor
-from verdraft.train.prompts import DataError
-from verdraft.train.traces import RecordedAnswer
+from verdraft.spec.replay import RecordedAnswer
 
 EOS = 7
 
@@ -47,7 +47,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def reader(model_path: Path, data: Path, longest: int = 8192, without: tuple[str, ...] = ()) -> TraceReader:
-    return TraceReader(data, build_text(model_path, frozenset({EOS})), longest, without)
+    return TraceReader(data, coder_of(build_text(model_path, frozenset({EOS}))), longest, without)
 
 
 def answers(read: TraceReader, name: str) -> list[RecordedAnswer]:
@@ -57,7 +57,7 @@ def answers(read: TraceReader, name: str) -> list[RecordedAnswer]:
 def test_every_turn_of_the_assistant_is_an_answer_behind_what_came_before(model_path: Path, data: Path) -> None:
     read = reader(model_path, data)
     talk = answers(read, "talk")
-    decode = read.text.tokenizer.decode
+    decode = build_text(model_path, frozenset()).tokenizer.decode
     assert len(talk) == 20
     assert talk[0].output == talk[1].output
     assert talk[0].output[-1] == EOS
@@ -123,11 +123,11 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize("line", ['{"messages": 3}', '{"prompt": [1]}', "[1]", "no json", '{"messages": [{}]}'])
 def test_a_damaged_line_is_named(model_path: Path, data: Path, line: str) -> None:
     (data / "talk.jsonl").write_text("\n" + line + "\n")
-    with pytest.raises(DataError, match=r"talk\.jsonl line 2: expected `messages`"):
+    with pytest.raises(TraceError, match=r"talk\.jsonl line 2: expected `messages`"):
         answers(reader(model_path, data), "talk")
 
 
 def test_a_damaged_shard_is_named(model_path: Path, data: Path) -> None:
     (data / "own" / "train-0000.safetensors").write_bytes(b"nothing")
-    with pytest.raises(DataError, match=r"train-0000\.safetensors: expected columns"):
+    with pytest.raises(TraceError, match=r"train-0000\.safetensors: expected columns"):
         answers(reader(model_path, data), "train-0000")

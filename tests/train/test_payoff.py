@@ -5,9 +5,9 @@ import torch
 
 from verdraft.spec.features import FEATURES
 from verdraft.spec.predictor import LENGTHS, MEAN_UNIT
+from verdraft.spec.replay import RecordedAnswer, States
 from verdraft.train.payoff import PayoffRecipe, about, payoff_loss, train_predictor
 from verdraft.train.payoff_report import calibration, qualities, report
-from verdraft.train.traces import RecordedAnswer, States
 
 QUICK = PayoffRecipe(epochs=30, batch=256, learning_rate=3e-3)
 

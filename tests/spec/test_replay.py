@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from verdraft.spec.features import FEATURES, NO_CLASSES
+from verdraft.spec.replay import RecordedAnswer, States, joined, replay
 from verdraft.spec.suffix import SharedSuffixStore, SuffixDrafter
-from verdraft.train.traces import RecordedAnswer, States, joined, replay
 
 PHRASE = tuple(range(10, 22))
 COPY = RecordedAnswer("edit", "a", (1, 2, 3, *PHRASE, 4), (9, *PHRASE, 5, 0))

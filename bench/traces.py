@@ -5,31 +5,43 @@ name a `workload` and an `id`.
 """
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 
-from verdraft.server.errors import ApiError
-from verdraft.server.parse_chat import parse_chat_prompt
-from verdraft.server.service import Text
-from verdraft.train.prompts import DataError
-from verdraft.train.traces import RecordedAnswer
+from verdraft.spec.replay import RecordedAnswer
 
 HELD_OUT = 5  # every so manieth conversation of a file
+
+Messages = list[dict[str, str]]
+
+
+class TraceError(Exception):
+    """The recorded answers are missing or malformed. One sentence that names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coder:
+    """A model's way from text to ids. What raises, raises ValueError."""
+
+    prompt: Callable[[Messages], list[int]]  # by its template, up to where the assistant begins
+    answer: Callable[[str], list[int]]
+    eos: frozenset[int]
 
 
 class TraceReader:
     """Reads one folder; `without` names files, workloads or sources (of collected shards) to leave out."""
 
-    def __init__(self, folder: Path, text: Text, longest: int, without: Collection[str] = ()) -> None:
-        """`longest`: tokens of prompt and answer together; what is longer is left out. Raises DataError."""
-        self.text, self.longest, self.without = text, longest, frozenset(without)
+    def __init__(self, folder: Path, coder: Coder, longest: int, without: Collection[str] = ()) -> None:
+        """`longest`: tokens of prompt and answer together; what is longer is left out. Raises TraceError."""
+        self.coder, self.longest, self.without = coder, longest, frozenset(without)
         found = sorted([*folder.rglob("*.jsonl"), *folder.rglob("*.safetensors")])
         self.files = [file for file in found if file.stem not in self.without]
         if not self.files:
-            raise DataError(f"--data must name a folder with *.jsonl or *.safetensors files, not {str(folder)!r}")
+            raise TraceError(f"--data must name a folder with *.jsonl or *.safetensors files, not {str(folder)!r}")
 
     def groups(self) -> list[list[Path]]:
         """The files by shared store: every JSONL file alone, the shards of one folder together."""
@@ -39,7 +51,7 @@ class TraceReader:
         return list(found.values())
 
     def read(self, file: Path) -> Iterator[RecordedAnswer]:
-        """One of `files`, in its order. Raises DataError."""
+        """One of `files`, in its order. Raises TraceError."""
         answers = self._lines(file) if file.suffix == ".jsonl" else self._shard(file)
         for answer in answers:
             fits = answer.prompt and len(answer.output) > 1 and len(answer.prompt + answer.output) <= self.longest
@@ -52,8 +64,8 @@ class TraceReader:
                 continue
             try:
                 yield from self._line(json.loads(line), file, number)
-            except (ApiError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise DataError(
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise TraceError(
                     f"{file.name} line {number}: expected `messages`, or `prompt` and `output` as ids ({error})"
                 ) from error
 
@@ -62,22 +74,22 @@ class TraceReader:
         held_out = number % HELD_OUT == 0
         if "messages" not in line:
             prompt, output = tuple(map(int, line["prompt"])), tuple(map(int, line["output"]))
-            yield RecordedAnswer(*about, prompt, output, output[-1:] in {(eos,) for eos in self.text.eos}, held_out)
+            yield RecordedAnswer(*about, prompt, output, output[-1:] in {(eos,) for eos in self.coder.eos}, held_out)
             return
         for prompt, output in self._answers(line["messages"]):
             yield RecordedAnswer(*about, prompt, output, held_out=held_out)
 
     def _answers(self, messages: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Every turn of the assistant behind what came before it, while that is not too long."""
-        end = sorted(self.text.eos)[:1]
+        end = sorted(self.coder.eos)[:1]
         said = [{"role": message["role"], "content": message["content"]} for message in messages]
         for number, message in enumerate(said):
             if message["role"] != "assistant" or number == 0:
                 continue
-            prompt = self.text.template.encode(parse_chat_prompt({"messages": said[:number]}))
+            prompt = self.coder.prompt(said[:number])
             if len(prompt) > self.longest:
                 return
-            yield tuple(prompt), (*self.text.tokenizer.encode_inner(message["content"]), *end)
+            yield tuple(prompt), (*self.coder.answer(message["content"]), *end)
 
     def _shard(self, file: Path) -> Iterator[RecordedAnswer]:
         """Rows of `next`, `own` and `sequence`. A list in sources.json beside it, named as the shard's beginning
@@ -86,11 +98,11 @@ class TraceReader:
             with safe_open(file, "np") as rows:
                 sequence, tokens, own = (rows.get_tensor(name) for name in ("sequence", "next", "own"))
         except Exception as error:  # the library raises kinds of its own
-            raise DataError(f"{file}: expected columns `next`, `own` and `sequence` ({error})") from error
+            raise TraceError(f"{file}: expected columns `next`, `own` and `sequence` ({error})") from error
         sources = self._sources(file)
         for number in sorted(set(sequence.tolist())):
             prompt, output = (tuple(tokens[(sequence == number) & kind].tolist()) for kind in (~own, own))
-            ended = bool(output) and output[-1] in self.text.eos
+            ended = bool(output) and output[-1] in self.coder.eos
             source = sources[number] if number < len(sources) else file.parent.name
             if source not in self.without:
                 name = f"{file.parent.name} {file.stem.split('-')[0]} {number}"
