@@ -108,6 +108,11 @@ class EagleHead:
     final_norm: Norm
     projection: Any  # packed [R, hidden]
 
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token's K and V take in the drafter's pool."""
+        return 2 * self.config.num_kv_heads * self.config.head_dim * self.embedding.dtype.itemsize
+
     def new_pool(self, num_blocks: int, block_size: int) -> Sequence[LayerKV]:
         """Pages for the drafter's one layer, to be addressed by the block tables of the target's pool."""
         config, table = self.config, self.embedding

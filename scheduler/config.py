@@ -5,6 +5,18 @@ from dataclasses import dataclass
 from verdraft.scheduler.request import Mode
 
 
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """How an EAGLE head drafts (PAPERS 4.4)."""
+
+    depth: int  # tokens in a row
+    topk: int  # children of a node, and nodes of a level that have any; 1: a chain
+    tokens: int  # in all
+
+
+CHAIN = DraftShape(depth=4, topk=1, tokens=4)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Sizes are in tokens unless the name says otherwise."""
@@ -20,9 +32,7 @@ class EngineConfig:
     exit_window: int = 4  # N_i: tokens that exits draft in a cycle (PAPERS 2.3)
     exit_round: int = 2  # N_d: of these, tokens between two checks at L_i
     exit_confidence: float = 0.0  # a head that gives its own token less probability stops drafting
-    eagle_depth: int = 4  # tokens that an EAGLE head drafts in a row
-    eagle_topk: int = 1  # children of each of its nodes, and nodes of a level that have any; 1: a chain
-    eagle_tokens: int = 32  # tokens of a tree
+    eagle: DraftShape = CHAIN
     suffix_store_tokens: int = 1_000_000
     eos_token_ids: frozenset[int] = frozenset()
 

@@ -110,17 +110,17 @@ class EagleDrafter:
 
     def _growth(self, seq: Sequence, room: int, num_drafting: int, num_decoding: int) -> Growth | None:
         """An empty draft that may grow, unless it would not pay or has no room."""
-        features, config = seq.features, self._config
+        features, shape = seq.features, self._config.eagle
         if seq.eagle is None or features is None or features.end != len(seq.tokens) - 1:
             return None
-        paying = self.costs.best_length(config.eagle_depth, seq.eagle.rate, num_drafting, num_decoding)
+        paying = self.costs.best_length(shape.depth, seq.eagle.rate, num_drafting, num_decoding)
         features.num_skipped = 0 if paying or seq.eagle.on_trial else features.num_skipped + 1
         if features.num_skipped % TRIAL_EVERY:
             return None
-        limit = min(room, config.eagle_tokens if config.eagle_topk > 1 else config.eagle_depth)
+        limit = min(room, shape.tokens)
         seq.roll_back(seq.computed[-1])  # from a window for which the last step had no room
         limit = self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
-        growing = Growing(config.eagle_depth, config.eagle_topk, limit, self._law.ends(seq))
+        growing = Growing(shape.depth, shape.topk, limit, self._law.ends(seq))
         return Growth(seq, features, growing) if limit > 0 else None
 
     def _grow(self, growths: list[Growth], late: list[Sequence], num_decoding: int) -> list[Draft]:

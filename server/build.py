@@ -10,13 +10,15 @@ import torch
 
 from verdraft.kernels.base import Kernels
 from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.eagle import EagleHead
+from verdraft.model.eagle_file import load_eagle, shipped_eagle
 from verdraft.model.exit_file import load_exits, shipped_exits
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model, served_name
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.async_engine import AsyncEngine
-from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.request import EXIT_MODES
 from verdraft.server.chat_template import ChatTemplate
@@ -67,8 +69,9 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     _check_block_size(settings, kernels)
     model = load_model(path, kernels, dtype, device)
     exits = _exits(settings, model, path)
-    _check_mode(settings, exits)
-    engine = Engine(model, _engine_config(settings, model), exits=exits)
+    eagle = _eagle(settings, model, path)
+    _check_mode(settings, exits, eagle)
+    engine = Engine(model, _engine_config(settings, model, eagle), exits=exits, eagle=eagle)
     engine.measure()
     return engine
 
@@ -106,35 +109,50 @@ def _exits(settings: Settings, model: Transformer, path: Path) -> Exits:
     return load_exits(Path(settings.exits), model, path)
 
 
-def _check_mode(settings: Settings, exits: Exits) -> None:
+def _eagle(settings: Settings, model: Transformer, path: Path) -> EagleHead | None:
+    if settings.eagle == "none":
+        return None
+    return shipped_eagle(model, path) if settings.eagle == "auto" else load_eagle(Path(settings.eagle), model, path)
+
+
+def _eagle_draft(text: str) -> DraftShape:
+    depth, *tree = map(int, text.split(","))
+    return DraftShape(depth, *tree) if tree else DraftShape(depth, topk=1, tokens=depth)
+
+
+def _check_mode(settings: Settings, exits: Exits, eagle: EagleHead | None) -> None:
     if settings.speculation in EXIT_MODES and not exits:
         raise SettingsError(
             f"--speculation: {settings.speculation} needs early exits, this model has none; see --exits"
         )
+    if settings.speculation == "eagle" and eagle is None:
+        raise SettingsError("--speculation: eagle needs an EAGLE3 head, this model has none; see --eagle")
 
 
-def _engine_config(settings: Settings, model: Transformer) -> EngineConfig:
+def _engine_config(settings: Settings, model: Transformer, eagle: EagleHead | None) -> EngineConfig:
     longest = model.config.max_model_len
     max_model_len = settings.max_model_len or longest
     if max_model_len > longest:
         raise SettingsError(f"--max-model-len: the model was trained for at most {longest} tokens, got {max_model_len}")
     return EngineConfig(
         max_model_len=max_model_len,
-        num_blocks=_num_blocks(settings, model, max_model_len),
+        num_blocks=_num_blocks(settings, model, max_model_len, eagle),
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_queue=settings.max_queue,
         max_batch_tokens=settings.max_batch_tokens or max(256, 2 * settings.max_num_seqs),
         speculation="suffix" if settings.speculation == "auto" else settings.speculation,
+        eagle=_eagle_draft(settings.eagle_draft),
         eos_token_ids=model.config.eos_token_ids,
     )
 
 
-def _num_blocks(settings: Settings, model: Transformer, max_model_len: int) -> int:
+def _num_blocks(settings: Settings, model: Transformer, max_model_len: int, eagle: EagleHead | None) -> int:
     """As asked for, else as memory allows, but no more than all sequences at full length can use."""
     on_gpu = model.device.type == "cuda"
     free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else psutil.virtual_memory().available
-    block_bytes = model.kv_bytes_per_token * settings.block_size
+    token_bytes = model.kv_bytes_per_token + (eagle.kv_bytes_per_token if eagle else 0)
+    block_bytes = token_bytes * settings.block_size
     if settings.kv_blocks:
         return _affordable(settings.kv_blocks, free // block_bytes)
     fraction = settings.memory_fraction or (GPU_FRACTION if on_gpu else CPU_FRACTION)

@@ -34,6 +34,8 @@ OFFLINE_SETTINGS = (
     "memory_fraction",
     "speculation",
     "exits",
+    "eagle",
+    "eagle_draft",
     "dtype",
     "device",
     "kernels",

@@ -42,7 +42,7 @@ GENERATE = (*BODY, "429")
 
 def description(limits: Limits | None) -> Schema:
     """The document; `limits` are None until the model is loaded, and then every known mode is named."""
-    modes = list(limits.modes) if limits else ["auto", "off", "suffix", "early_exit", "hispec"]
+    modes = list(limits.modes) if limits else ["auto", "off", "suffix", "early_exit", "hispec", "eagle"]
     return {
         "openapi": "3.1.0",
         "info": {"title": "verdraft", "version": verdraft.__version__},

@@ -53,7 +53,7 @@ class Settings(BaseSettings):
         float | None, Field(gt=0, le=1, description="part of the free memory that the KV pool may take")
     ] = None
     speculation: Annotated[
-        Literal["auto", "off", "suffix", "early_exit", "hispec"],
+        Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle"],
         Field(description="what a request's speculation `auto` means"),
     ] = "auto"
     exits: Annotated[
@@ -63,6 +63,17 @@ class Settings(BaseSettings):
             description="early exits: auto (heads that come with verdraft), none, a folder of heads, or two layers D,I",
         ),
     ] = "auto"
+    eagle: Annotated[
+        str,
+        Field(min_length=1, description="EAGLE3 head: auto (one that comes with verdraft), none, or a head's folder"),
+    ] = "auto"
+    eagle_draft: Annotated[
+        str,
+        Field(
+            pattern=r"^[1-9][0-9]?(,[1-9][0-9]?,[1-9][0-9]{0,2})?$",
+            description="what an EAGLE3 head drafts: chains of DEPTH tokens, or trees: DEPTH,TOPK,TOKENS",
+        ),
+    ] = "4"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="float type")] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the model runs")] = "auto"
     kernels: Annotated[str, Field(min_length=1, description="kernel backend: auto, torch, cpu")] = "auto"

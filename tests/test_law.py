@@ -21,7 +21,7 @@ from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle, tensor_
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Mode, Request
@@ -70,8 +70,7 @@ def engine_for(
             max_num_seqs=8,
             max_batch_tokens=max_batch_tokens,
             eos_token_ids=model.config.eos_token_ids,
-            eagle_topk=topk,
-            eagle_tokens=8,
+            eagle=DraftShape(depth=4, topk=topk, tokens=8),
         ),
         drafters,
         exits,

@@ -18,7 +18,7 @@ import torch
 from verdraft.kernels.base import Batch
 from verdraft.kernels.tree import paths
 from verdraft.model.exit_head import Exits
-from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import TokenSlice
 from verdraft.scheduler.params import SamplingParams
@@ -196,11 +196,11 @@ def build_request(name: str, prompt: Sequence[int], **fields: object) -> Request
 def make_engine() -> Callable[..., Engine]:
     def build(**fields: object) -> Engine:
         drafters, exits = fields.pop("drafter_factory", None), fields.pop("exits", Exits())
-        eagle = fields.pop("eagle", None)
+        eagle, shape = fields.pop("eagle", None), DraftShape(*fields.pop("shape", (4, 1, 4)))
         model = fields.pop("model", HashModel())
         settings = {"max_model_len": 256, "num_blocks": 64, "block_size": 4, "max_batch_tokens": 32}
         settings["suffix_store_tokens"] = 2000
-        settings |= {"eos_token_ids": frozenset({EOS}), "max_num_seqs": 8} | fields
+        settings |= {"eagle": shape, "eos_token_ids": frozenset({EOS}), "max_num_seqs": 8} | fields
         return Engine(model, EngineConfig(**settings), drafters, exits, eagle)
 
     return build

@@ -39,9 +39,7 @@ def test_any_agreement_keeps_the_law(make_engine, drain, make_request, exiting, 
         num_blocks=rnd.choice([12, 16, 64]),
         max_batch_tokens=rnd.choice([8, 9, 32]),
         max_num_seqs=4,
-        eagle_depth=rnd.randint(1, 5),
-        eagle_topk=rnd.choice([1, 1, 2, 3]),
-        eagle_tokens=rnd.randint(1, 12),
+        shape=(rnd.randint(1, 5), rnd.choice([1, 1, 2, 3]), rnd.randint(1, 12)),
         eagle=eagle_of(model, rnd.choice([0, 0.5, 0.9, 1]), rnd.choice([12, 48])),
         **(segments if rnd.random() < 0.5 else {"model": model}),
     )
@@ -73,7 +71,7 @@ def test_a_head_that_is_always_right_fills_every_draft(
     params = {"max_tokens": 26, "ignore_eos": True, "temperature": 1.0, "seed": 3}
     params |= {"logit_bias": {7: 9.0, 8: 9.0}, "frequency_penalty": 2.0}  # every token depends on the ones before it
     expected = answer_of(make_engine, drain, make_request, PROMPT, model=model, **params)
-    engine = make_engine(model=model, eagle=eagle_of(model, 1.0), eagle_topk=topk, max_batch_tokens=64)
+    engine = make_engine(model=model, eagle=eagle_of(model, 1.0), shape=(4, topk, 32), max_batch_tokens=64)
     watch(engine, model)
     request = make_request("a", PROMPT, speculation="eagle", **params)
     engine.add(request)
@@ -90,7 +88,7 @@ def test_a_tree_finds_what_a_chain_misses(make_engine, drain, make_request, hash
         model = hash_model()
         head = eagle_of(model, 1.0)
         blur(head)
-        engine = make_engine(model=model, eagle=head, eagle_topk=topk, max_batch_tokens=128)
+        engine = make_engine(model=model, eagle=head, shape=(4, topk, 32), max_batch_tokens=128)
         fields = {"max_tokens": 100, "ignore_eos": True, "temperature": temperature, "seed": 1}
         request = make_request("a", PROMPT, speculation="eagle", **fields)
         engine.add(request)
@@ -162,7 +160,7 @@ def test_a_fault_beside_a_draft_stays_its_own(make_engine, drain, make_request, 
     model = hash_model()
     fields = {"max_tokens": 20, "ignore_eos": True}
     expected = answer_of(make_engine, drain, make_request, PROMPT, model=model, **fields)
-    engine = make_engine(model=model, eagle=eagle_of(model, 0.8), eagle_topk=2)
+    engine = make_engine(model=model, eagle=eagle_of(model, 0.8), shape=(4, 2, 32))
     fault = Fault(kind=kind, after_tokens=5)
     engine.add(make_request("bad", PROMPT, speculation="eagle", fault=fault, **fields))
     engine.add(make_request("good", PROMPT, speculation="eagle", **fields))

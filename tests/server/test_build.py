@@ -1,9 +1,14 @@
 """From settings to an engine on a tiny model: where its early exits come from, and which modes that gives."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from verdraft.model.eagle import EagleConfig
+from verdraft.model.eagle_file import save_eagle
 from verdraft.model.errors import ModelError
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import SpecStats, Summary, Timing
@@ -11,8 +16,10 @@ from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
 from verdraft.server.build import build_engine
 from verdraft.server.report import Report
-from verdraft.server.settings import Settings, SettingsError
+from verdraft.server.settings import Settings, SettingsError, parse_flags
+from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.exit_costs import ExitCosts
+from verdraft.spec.spending import FREE
 
 
 def build(path: Path, **settings: object) -> Engine:
@@ -45,6 +52,39 @@ def test_a_model_without_exits_has_no_such_modes(deep_llama_path: Path, exits: s
     assert build(deep_llama_path, exits=exits).modes == ("auto", "off", "suffix")
     with pytest.raises(SettingsError, match="--speculation: hispec needs early exits"):
         build(deep_llama_path, exits=exits, speculation="hispec")
+
+
+def test_an_eagle_head_gives_one_more_mode(
+    deep_llama_path: Path, tmp_path: Path, tiny_eagle: EagleConfig, eagle_tensors: Any
+) -> None:
+    config = replace(tiny_eagle, aux_layers=(1, 2, 3))
+    tensors = eagle_tensors(config, 320)
+    del tensors["lm_head.weight"]
+    save_eagle(tmp_path, deep_llama_path, config, tensors, np.arange(320), 320, {})
+    engine = build(deep_llama_path, eagle=str(tmp_path), speculation="eagle", eagle_draft="4,2,5")
+    assert engine.modes == ("auto", "off", "suffix", "eagle")
+    assert engine.drafting.eagle is not None
+    assert all(seconds > 0 for _, seconds in engine.drafting.eagle.costs.extend.points())
+    plain, _ = generate(engine, speculation="off")
+    engine.drafting.costs = FREE  # whatever this tiny model's passes cost, draft
+    engine.drafting.eagle.costs = EagleCosts()
+    tokens, summary = generate(engine)
+    assert tokens == plain
+    stats = summary.spec.sources["eagle"]
+    assert stats.num_draft_tokens == pytest.approx(5 * stats.num_drafts, rel=0.1)
+
+
+def test_a_model_without_a_head_has_no_such_mode(deep_llama_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--speculation: eagle needs an EAGLE3 head"):
+        build(deep_llama_path, speculation="eagle")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        build(deep_llama_path, eagle="nowhere")
+
+
+@pytest.mark.parametrize("draft", ["0", "4,2", "4,2,5,1", "100", "4,0,5", "wide"])
+def test_shapes_of_drafts_that_cannot_be(draft: str) -> None:
+    with pytest.raises(SettingsError, match="--eagle-draft"):
+        parse_flags(["--eagle-draft", draft])
 
 
 @pytest.mark.parametrize("exits", ["2,1", "0,2", "1,4", "nowhere"])
