@@ -107,7 +107,7 @@ def test_a_signal_while_loading_ends_at_once(launch: Launch) -> None:
     [
         ["/no/such/model"],
         ["--port", "0", "--host", "256.0.0.1"],
-        ["--port", "0", "--threads", "1", "--log-level", "error", "--kv-blocks", "99999999999"],
+        ["--port", "0", "--log-level", "error", "--kernels", "cpu", "--dtype", "bfloat16"],
     ],
 )
 def test_what_cannot_start_says_so_in_one_line(flags: list[str]) -> None:
