@@ -39,7 +39,8 @@ class Kernels(Protocol):
     contiguous, the rows may be strided (q, k and v can be views into one fused product)."""
 
     name: str
-    page_sizes: tuple[int, ...]  # allowed page sizes; empty = any
+    page_size: int  # tokens in a page, unless somebody wants another number
+    page_sizes: tuple[int, ...]  # those allowed; empty = any
     exact: bool  # rows never depend on batch mates, query length or chunking, bit for bit
 
     def pool(

@@ -1,6 +1,10 @@
 """Which backend runs a model: by name, or the best one for a device and float type; and who computes noise words."""
 
+import importlib.metadata
+import importlib.util
 import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -8,34 +12,152 @@ from verdraft.kernels.base import Kernels, KernelUnavailable
 from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.flash_libraries import LibraryMissing, find_flash_library
 from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import PhiloxBlocks, philox_blocks
 from verdraft.kernels.torch_ref import TorchKernels
 
-NAMES = ("auto", "torch", "cpu")
+PACKAGES = ("torch", "triton", "tokenspeed-fa3", "flash-attn", "numpy")  # what may compute, as pip calls it
 
 _log = logging.getLogger("verdraft.kernels")
 
 
-def choose_kernels(name: str, device: torch.device, dtype: torch.dtype, quantization: Quantization = "none") -> Kernels:
-    """The backend called `name`; "auto" picks. It packs weights in the bits of `quantization` (kernels/blocks.py).
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a backend is asked to do. `deterministic`: no row may depend on what is computed beside it."""
 
-    Raises KernelUnavailable when an explicit name is unknown or cannot run on this device and type, or when the
-    backend cannot quantise as asked.
+    device: torch.device
+    dtype: torch.dtype
+    quantization: Quantization = "none"
+    deterministic: bool = False
+
+    def __str__(self) -> str:
+        extras: list[str] = [self.quantization] if self.quantization in ("int8", "int4") else []
+        extras += ["deterministic"] if self.deterministic else []
+        return " ".join((f"{self.dtype} on {self.device}".removeprefix("torch."), *(f"({extra})" for extra in extras)))
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """`missing` says why a wish cannot be granted here (None: it can); `make` then grants it."""
+
+    missing: Callable[[Wish], str | None]
+    make: Callable[[Wish], Kernels]
+
+
+def choose_kernels(
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization = "none",
+    deterministic: bool = False,
+) -> Kernels:
+    """The backend called `name`; "auto" takes the first of BACKENDS that can. It packs weights in the bits of
+    `quantization` (kernels/blocks.py); `deterministic` demands one that is exact.
+
+    Raises KernelUnavailable when an explicit name is unknown or cannot run here, or when no backend can.
     """
-    suits_cpu = device.type == "cpu" and dtype == torch.float32
-    if name not in NAMES:
-        raise KernelUnavailable(f"kernels: expected one of {', '.join(NAMES)}, got {name!r}")
-    if name == "cpu" and not suits_cpu:
-        raise KernelUnavailable(f"kernels: cpu runs float32 on the CPU only, not {dtype} on {device}")
-    on_cpu = suits_cpu and name != "torch"
-    if quantization in ("int8", "int4") and not on_cpu:
-        raise KernelUnavailable(
-            f"quantization: {quantization} needs the cpu kernels (float32 on the CPU), got {name}, {dtype} on {device}"
-        )
-    chosen: Kernels = CpuKernels(quantization=quantization) if on_cpu else TorchKernels()
-    _log.info("kernels: %s for %s on %s (asked for %s)", chosen.name, dtype, device, name)
-    return chosen
+    wish = Wish(device, dtype, quantization, deterministic)
+    if name not in ("auto", *BACKENDS):
+        raise KernelUnavailable(f"kernels: expected one of {', '.join(('auto', *BACKENDS))}, got {name!r}")
+    reasons = survey(wish)
+    if name == "auto":
+        chosen = next((other for other, reason in reasons.items() if reason is None), None)
+        if chosen is None:
+            told = "; ".join(f"{other}: {reason}" for other, reason in reasons.items())
+            raise KernelUnavailable(f"kernels: none can run {wish}: {told}")
+    else:
+        chosen = name
+        if reason := reasons[name]:
+            raise KernelUnavailable(f"kernels: {name} cannot run {wish}: {reason}")
+    kernels = BACKENDS[chosen].make(wish)
+    better = list(reasons)[: list(reasons).index(chosen)] if name == "auto" else []
+    told = "".join(f"; not {other}: {reasons[other]}" for other in better)
+    _log.info("kernels: %s for %s (asked for %s%s)", kernels.name, wish, name, told)
+    return kernels
+
+
+def survey(wish: Wish) -> Mapping[str, str | None]:
+    """For every backend, the best first, why it cannot do as wished; None: it can."""
+    return {name: backend.missing(wish) for name, backend in BACKENDS.items()}
+
+
+def versions() -> Mapping[str, str | None]:
+    """Of PACKAGES; None: not installed."""
+    return {name: _version(name) for name in PACKAGES}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _flash_missing(wish: Wish) -> str | None:
+    if wish.device.type != "cuda":
+        return "needs an NVIDIA GPU"
+    if wish.dtype not in (torch.bfloat16, torch.float16):
+        return "computes bfloat16 and float16 only"
+    if wish.deterministic:
+        return "its libraries round a row by what is computed beside it"
+    try:
+        find_flash_library(torch.cuda.get_device_capability(wish.device))
+    except LibraryMissing as error:
+        return str(error)
+    return _triton_missing(wish)
+
+
+def _make_flash(wish: Wish) -> Kernels:
+    from verdraft.kernels.flash import FlashKernels
+
+    return FlashKernels(find_flash_library(torch.cuda.get_device_capability(wish.device)))
+
+
+def _triton_missing(wish: Wish) -> str | None:
+    if wish.device.type != "cuda":
+        return "needs an NVIDIA GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if torch.cuda.get_device_capability(wish.device) < (8, 0):
+        return "needs a GPU of compute capability 8 or more"
+    return _quantization_missing(wish)
+
+
+def _make_triton(wish: Wish) -> Kernels:
+    from verdraft.kernels.triton_kernels import TritonKernels
+
+    return TritonKernels(wish.deterministic)
+
+
+def _cpu_missing(wish: Wish) -> str | None:
+    suits = wish.device.type == "cpu" and wish.dtype == torch.float32
+    return None if suits else "computes float32 on the CPU only"
+
+
+def _make_cpu(wish: Wish) -> Kernels:
+    return CpuKernels(quantization=wish.quantization)
+
+
+def _torch_missing(wish: Wish) -> str | None:
+    return "its rows depend on what is computed beside them" if wish.deterministic else _quantization_missing(wish)
+
+
+def _make_torch(wish: Wish) -> Kernels:
+    return TorchKernels()
+
+
+def _quantization_missing(wish: Wish) -> str | None:
+    asked = wish.quantization in ("int8", "int4")
+    return f"the quantization {wish.quantization} needs the cpu kernels (float32 on the CPU)" if asked else None
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "flash": Backend(_flash_missing, _make_flash),
+    "cpu": Backend(_cpu_missing, _make_cpu),
+    "triton": Backend(_triton_missing, _make_triton),
+    "torch": Backend(_torch_missing, _make_torch),
+}
 
 
 def choose_philox() -> PhiloxBlocks:

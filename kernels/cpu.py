@@ -34,6 +34,7 @@ class CpuKernels:
     """Every operation of `Kernels` on fp32 CPU tensors, exact."""
 
     name: str = "cpu"
+    page_size: int = 16
     page_sizes: tuple[int, ...] = ()
     exact: bool = True
 

@@ -38,6 +38,7 @@ class TorchKernels:
     """Every operation of `Kernels` in torch; the backend that the others are compared with."""
 
     name: str = "torch"
+    page_size: int = 16
     page_sizes: tuple[int, ...] = ()
     exact: bool = False
 

@@ -65,8 +65,8 @@ def build_engine(settings: Settings, path: Path) -> Engine:
         torch.set_num_threads(settings.threads)
     device = _device(settings)
     dtype = _dtype(settings, device)
-    kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization)
-    _check_block_size(settings, kernels)
+    kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization, settings.deterministic)
+    _block_size(settings, kernels)
     model = load_model(path, kernels, dtype, device)
     exits = _exits(settings, model, path)
     eagle = _eagle(settings, model, path)
@@ -93,10 +93,12 @@ def _dtype(settings: Settings, device: torch.device) -> torch.dtype:
     return chosen
 
 
-def _check_block_size(settings: Settings, kernels: Kernels) -> None:
-    if kernels.page_sizes and settings.block_size not in kernels.page_sizes:
+def _block_size(settings: Settings, kernels: Kernels) -> int:
+    size = settings.block_size or kernels.page_size
+    if kernels.page_sizes and size not in kernels.page_sizes:
         sizes = ", ".join(map(str, kernels.page_sizes))
-        raise SettingsError(f"--block-size: the {kernels.name} kernels need one of {sizes}, got {settings.block_size}")
+        raise SettingsError(f"--block-size: the {kernels.name} kernels need one of {sizes}, got {size}")
+    return size
 
 
 def _exits(settings: Settings, model: Transformer, path: Path) -> Exits:
@@ -137,7 +139,7 @@ def _engine_config(settings: Settings, model: Transformer, eagle: EagleHead | No
     return EngineConfig(
         max_model_len=max_model_len,
         num_blocks=_num_blocks(settings, model, max_model_len, eagle),
-        block_size=settings.block_size,
+        block_size=_block_size(settings, model.kernels),
         max_num_seqs=settings.max_num_seqs,
         max_queue=settings.max_queue,
         max_batch_tokens=settings.max_batch_tokens or max(256, 2 * settings.max_num_seqs),
@@ -151,13 +153,13 @@ def _num_blocks(settings: Settings, model: Transformer, max_model_len: int, eagl
     """As asked for, else as memory allows, but no more than all sequences at full length can use."""
     on_gpu = model.device.type == "cuda"
     free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else psutil.virtual_memory().available
-    token_bytes = model.kv_bytes_per_token + (eagle.kv_bytes_per_token if eagle else 0)
-    block_bytes = token_bytes * settings.block_size
+    block_size = _block_size(settings, model.kernels)
+    block_bytes = block_size * (model.kv_bytes_per_token + (eagle.kv_bytes_per_token if eagle else 0))
     if settings.kv_blocks:
         return _affordable(settings.kv_blocks, free // block_bytes)
     fraction = settings.memory_fraction or (GPU_FRACTION if on_gpu else CPU_FRACTION)
     affordable = int(free * fraction) // block_bytes
-    useful = settings.max_num_seqs * -(-max_model_len // settings.block_size)
+    useful = settings.max_num_seqs * -(-max_model_len // block_size)
     if affordable < 2:
         raise SettingsError(f"the KV pool needs more memory than {fraction:.0%} of what is free; see --memory-fraction")
     return min(affordable, useful)

@@ -37,6 +37,8 @@ def _parser() -> Parser:
     pull = commands.add_parser("pull", help="fetch a model into the local cache", allow_abbrev=False)
     pull.add_argument("model", nargs="?", help="hub id or .gguf file; the demo model when left out")
     pull.set_defaults(command=_pull)
+    doctor = commands.add_parser("doctor", help="say what is installed and which kernels run here", allow_abbrev=False)
+    doctor.set_defaults(command=_doctor)
     add_train_commands(commands)
     return parser
 
@@ -54,6 +56,13 @@ def _pull(arguments: argparse.Namespace) -> None:
     from verdraft.model.source import resolve_model
 
     _user_errors(lambda: print(resolve_model(arguments.model)))
+
+
+def _doctor(arguments: argparse.Namespace) -> None:
+    from verdraft.server.doctor import examine
+
+    for line in examine():
+        print(line)
 
 
 def _user_errors(work: Callable[[], None]) -> None:

@@ -39,6 +39,7 @@ OFFLINE_SETTINGS = (
     "dtype",
     "device",
     "kernels",
+    "deterministic",
     "threads",
 )
 

@@ -48,7 +48,9 @@ class Settings(BaseSettings):
     ] = None
     max_body_bytes: Annotated[int, Field(ge=1024, description="longest request body")] = 4 << 20
     kv_blocks: Annotated[int | None, Field(ge=2, description="blocks in the KV pool; default: as memory allows")] = None
-    block_size: Annotated[int, Field(ge=1, le=1024, description="tokens in a block")] = 16
+    block_size: Annotated[
+        int | None, Field(ge=1, le=1024, description="tokens in a block; default: as the kernels like it, 16 on a CPU")
+    ] = None
     memory_fraction: Annotated[
         float | None, Field(gt=0, le=1, description="part of the free memory that the KV pool may take")
     ] = None
@@ -76,7 +78,12 @@ class Settings(BaseSettings):
     ] = "4"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="float type")] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the model runs")] = "auto"
-    kernels: Annotated[str, Field(min_length=1, description="kernel backend: auto, torch, cpu")] = "auto"
+    kernels: Annotated[
+        str, Field(min_length=1, description="kernel backend: auto, or one that `verdraft doctor` lists")
+    ] = "auto"
+    deterministic: Annotated[
+        bool, Field(description="only kernels whose results never depend on what else is computed; CPU kernels are so")
+    ] = False
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4"],
         Field(description="weights on the CPU; auto: fp32, and blocks of 4 or 8 bits beside it where exact"),
@@ -158,7 +165,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             continue
         default = "" if field.default is None else f" (default: {field.default})"
         help_text = f"{field.description}{default}".replace("%", "%%")
-        parser.add_argument(flag(name), metavar="X", default=argparse.SUPPRESS, help=help_text)
+        bare: dict[str, Any] = {"nargs": "?", "const": True} if field.annotation is bool else {}
+        parser.add_argument(flag(name), metavar="X", default=argparse.SUPPRESS, help=help_text, **bare)
 
 
 def flag(name: str) -> str:

@@ -17,7 +17,6 @@ from verdraft.train.replay import Cycles
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 CONTEXT = 256
 REPEATS = 5
-BLOCK = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,13 @@ def hierarchical_speed(times: Times, draft: Exit, check: Exit, inner: int, cycle
 def measure_times(model: Transformer) -> Times:
     """The least of some passes each; touches no other pool than its own."""
     layers = model.config.num_layers
-    pool, tables = model.new_pool(CONTEXT // BLOCK, BLOCK), np.arange(CONTEXT // BLOCK)[None]
+    block = model.kernels.page_size
+    tables = np.arange(-(-CONTEXT // block))[None]
+    pool = model.new_pool(tables.size, block)
 
     def run_layers(hidden: Tensor) -> None:
         num = np.array([len(hidden)])
-        batch = ragged_batch(num, CONTEXT - num, tables, BLOCK, model.device)
+        batch = ragged_batch(num, CONTEXT - num, tables, block, model.device)
         model.forward(hidden, batch, pool, 0, layers)
 
     whole = _measure(model, run_layers)

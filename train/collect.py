@@ -17,7 +17,6 @@ from torch import Tensor
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.runner import ragged_batch
 
-BLOCK = 16
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # in turn: half greedy, half sampled
 SKIPPED = 4  # rows at a sequence's begin: nobody drafts there, and attention's sink makes them odd
 
@@ -73,11 +72,12 @@ class _Collector:
 
     def __init__(self, model: Transformer, plan: Collection, prompts: Sequence[Sequence[int]], first: int) -> None:
         longest = max(map(len, prompts)) + plan.max_tokens
-        width = -(-longest // BLOCK)
+        self.block = model.kernels.page_size
+        width = -(-longest // self.block)
         self.model = model
         self.layers = plan.layers
         self.tables = np.arange(len(prompts) * width).reshape(len(prompts), width)
-        self.pool = model.new_pool(self.tables.size, BLOCK)
+        self.pool = model.new_pool(self.tables.size, self.block)
         self.temperature = torch.tensor([TEMPERATURES[(first + n) % len(TEMPERATURES)] for n in range(len(prompts))])
         self.draw = torch.Generator().manual_seed(plan.seed * 1_000_003 + first)
         self.first = first
@@ -118,7 +118,7 @@ class _Collector:
 
     def _pass(self, numbers: Ints, tokens: Ints, num: Ints) -> dict[str, Tensor]:
         model = self.model
-        batch = ragged_batch(num, self.length[numbers], self.tables[numbers], BLOCK, model.device)
+        batch = ragged_batch(num, self.length[numbers], self.tables[numbers], self.block, model.device)
         self.length[numbers] += num
         hidden = model.embed(torch.from_numpy(tokens).to(model.device), batch.positions)
         found, done = {}, 0

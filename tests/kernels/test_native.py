@@ -10,7 +10,7 @@ import torch
 
 from verdraft.kernels.base import KernelUnavailable
 from verdraft.kernels.build import NativeUnavailable, build_native
-from verdraft.kernels.chooser import choose_kernels, choose_philox
+from verdraft.kernels.chooser import BACKENDS, choose_kernels, choose_philox
 from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import philox_blocks
@@ -88,11 +88,39 @@ def test_auto_off_the_cpu_is_torch() -> None:
 
 @pytest.mark.parametrize(
     ("name", "dtype", "reason"),
-    [("cpu", torch.bfloat16, "float32 on the CPU only"), ("mkl", torch.float32, "expected one of auto, torch, cpu")],
+    [
+        ("cpu", torch.bfloat16, "computes float32 on the CPU only"),
+        ("mkl", torch.float32, "expected one of auto, flash, cpu, triton, torch"),
+    ],
 )
 def test_an_explicit_name_that_cannot_run_is_an_error(name: str, dtype: torch.dtype, reason: str) -> None:
     with pytest.raises(KernelUnavailable, match=reason):
         choose_kernels(name, CPU, dtype)
+
+
+@pytest.mark.parametrize("name", ["flash", "triton"])
+def test_gpu_kernels_are_refused_on_a_cpu(name: str) -> None:
+    with pytest.raises(KernelUnavailable, match=f"{name} cannot run bfloat16 on cpu: needs an NVIDIA GPU"):
+        choose_kernels(name, CPU, torch.bfloat16)
+
+
+def test_deterministic_means_exact_or_nothing() -> None:
+    assert choose_kernels("auto", CPU, torch.float32, deterministic=True).exact
+    with pytest.raises(KernelUnavailable, match=r"torch cannot run float32 on cpu \(deterministic\): its rows depend"):
+        choose_kernels("torch", CPU, torch.float32, deterministic=True)
+
+
+def test_a_wish_that_nothing_grants_gets_every_reason() -> None:
+    with pytest.raises(KernelUnavailable) as caught:
+        choose_kernels("auto", CPU, torch.bfloat16, deterministic=True)
+    assert str(caught.value).startswith("kernels: none can run bfloat16 on cpu (deterministic): flash: needs")
+    assert all(name in str(caught.value) for name in BACKENDS)
+
+
+def test_the_log_says_which_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="verdraft.kernels"):
+        choose_kernels("auto", CPU, torch.float32)
+    assert "kernels: cpu for float32 on cpu (asked for auto; not flash: needs an NVIDIA GPU)" in caplog.text
 
 
 @pytest.mark.parametrize("head_dim", [12, 264, 0])

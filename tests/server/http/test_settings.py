@@ -18,8 +18,8 @@ def test_defaults() -> None:
         256,
         1 << 22,
     )
-    assert settings.block_size <= 64
-    assert len(Settings.model_fields) <= 30
+    assert settings.block_size is None
+    assert len(Settings.model_fields) <= 32
 
 
 def test_flags_beat_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +34,13 @@ def test_flags_beat_the_environment_beats_the_file(tmp_path: Path, monkeypatch: 
     assert settings.api_key is not None
     assert settings.api_key.get_secret_value() == "sk-x"
     assert "sk-x" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [([], False), (["--deterministic"], True), (["--deterministic", "false"], False)]
+)
+def test_a_switch_needs_no_value(flags: list[str], expected: bool) -> None:
+    assert parse_flags(flags).deterministic is expected
 
 
 def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +59,7 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyt
         (["--max-queue", "-1"], "--max-queue"),
         (["--block-size", "x"], "--block-size"),
         (["--block-size", "0"], "--block-size"),
+        (["--deterministic", "perhaps"], "--deterministic"),
         (["--kv-blocks", "1"], "--kv-blocks"),
         (["--threads", "100000"], "--threads"),
         (["--kv-blocks", "9", "--memory-fraction", "0.5"], "--memory-fraction"),
