@@ -25,7 +25,22 @@ def add_train_commands(commands: Any) -> None:
     exits.add_argument("--seed", type=int, default=0, help="of sampling, data order and first weights")
     exits.add_argument("--threads", type=_at_least_one, help="CPU threads; default: one a core")
     exits.set_defaults(command=train_exits)
+    _add_eagle(kinds.add_parser("eagle", help="an EAGLE3 head, a drafter of one layer", allow_abbrev=False))
     _add_predictor(kinds.add_parser("predictor", help="what suffix drafts pay, for the router", allow_abbrev=False))
+
+
+def _add_eagle(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="folder, hub id or .gguf file; the demo model when left out")
+    parser.add_argument("--data", type=Path, required=True, help="folder of conversations (*.jsonl) and texts (*.txt)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the head; what is collected stays there")
+    parser.add_argument("--vocabulary", type=_at_least_one, default=8192, help="tokens that can be drafted")
+    parser.add_argument("--inner", type=_at_least_one, default=768, help="width of the layer's MLP")
+    parser.add_argument("--tokens", type=_at_least_one, default=300_000, help="of the model's own, to learn from")
+    parser.add_argument("--epochs", type=_at_least_one, default=4, help="passes over them")
+    parser.add_argument("--unroll", type=_at_least_one, default=4, help="steps that a draft takes in training")
+    parser.add_argument("--seed", type=int, default=0, help="of sampling, data order and first weights")
+    parser.add_argument("--threads", type=_at_least_one, help="CPU threads; default: one a core")
+    parser.set_defaults(command=train_eagle)
 
 
 def _add_predictor(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +87,12 @@ def train_exits(arguments: argparse.Namespace) -> None:
     """Raises SettingsError for whatever the user can put right: a flag, the model, the data."""
     if len(arguments.layers) < 2:
         raise SettingsError("--layers: expected at least two layers, such as 4,8")
-    _with_clear_errors(_train_exits, arguments)
+    _with_clear_errors(lambda given: _train_drafter(given, _exit_trainer), arguments)
+
+
+def train_eagle(arguments: argparse.Namespace) -> None:
+    """Raises SettingsError for whatever the user can put right: a flag, the model, the data."""
+    _with_clear_errors(lambda given: _train_drafter(given, _eagle_trainer), arguments)
 
 
 def train_predictor(arguments: argparse.Namespace) -> None:
@@ -102,21 +122,21 @@ def _train_predictor(arguments: argparse.Namespace) -> None:
     run(arguments)
 
 
-def _train_exits(arguments: argparse.Namespace) -> None:
+def _train_drafter(arguments: argparse.Namespace, trainer: Callable[[Any, Path, argparse.Namespace], Any]) -> None:
+    """Run what `trainer` makes for a model, its folder and the flags on the data's prompts."""
     import torch
 
     from verdraft.model.config import read_config
     from verdraft.model.source import resolve_model
     from verdraft.server.build import build_text
     from verdraft.server.train_data import read_prompts
-    from verdraft.train.exits import ExitTrainer
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     path = resolve_model(arguments.model)
     text = build_text(path, read_config(path).eos_token_ids)
     prompts = read_prompts(arguments.data, text, arguments.seed)
-    ExitTrainer(_load(path), path, _exit_job(arguments)).run(prompts)
+    trainer(_load(path), path, arguments).run(prompts)
 
 
 def _load(path: Path) -> Any:
@@ -130,16 +150,26 @@ def _load(path: Path) -> Any:
     return load_model(path, choose_kernels("auto", device, dtype, "auto"), dtype, device)
 
 
-def _exit_job(arguments: argparse.Namespace) -> Any:
+def _exit_trainer(model: Any, path: Path, arguments: argparse.Namespace) -> Any:
     from verdraft.train.collect import Collection
     from verdraft.train.distil import Recipe
-    from verdraft.train.exits import ExitJob
+    from verdraft.train.exits import ExitJob, ExitTrainer
     from verdraft.train.sweep import Candidates
 
-    return ExitJob(
+    job = ExitJob(
         out=arguments.out,
         candidates=Candidates(arguments.layers, arguments.vocabulary, arguments.inner),
         collection=Collection(layers=arguments.layers, seed=arguments.seed),
         recipe=Recipe(epochs=arguments.epochs, seed=arguments.seed, inner=arguments.inner[0]),
         tokens=arguments.tokens,
     )
+    return ExitTrainer(model, path, job)
+
+
+def _eagle_trainer(model: Any, path: Path, arguments: argparse.Namespace) -> Any:
+    from verdraft.train.eagle import EagleJob, EagleTrainer
+    from verdraft.train.eagle_fit import EagleRecipe
+
+    recipe = EagleRecipe(inner=arguments.inner, unroll=arguments.unroll, epochs=arguments.epochs, seed=arguments.seed)
+    job = EagleJob(out=arguments.out, recipe=recipe, vocabulary=arguments.vocabulary, tokens=arguments.tokens)
+    return EagleTrainer(model, path, job)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from verdraft.model.transformer import Transformer
@@ -40,12 +41,18 @@ def write_shard(path: Path, tensors: dict[str, Tensor]) -> None:
     partial.rename(path)
 
 
-def load_shards(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """All rows of some shards, and `greedy` [n]: written at temperature 0."""
-    shards = [load_file(path) for path in paths]
+def load_shards(paths: Sequence[Path], columns: Sequence[str] = ()) -> dict[str, Tensor]:
+    """All rows of some shards, in all columns or in some, and `greedy` [n]: written at temperature 0. `columns` must
+    hold `sequence`."""
+    shards = [_read(path, columns) for path in paths]
     rows = {name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}
     rows["greedy"] = torch.tensor(TEMPERATURES)[rows["sequence"] % len(TEMPERATURES)] == 0
     return rows
+
+
+def _read(path: Path, columns: Sequence[str]) -> dict[str, Tensor]:
+    with safe_open(str(path), framework="pt") as shard:
+        return {name: shard.get_tensor(name) for name in columns or shard.keys()}
 
 
 @torch.inference_mode()

@@ -1,25 +1,20 @@
 """`verdraft train exits`: collect, choose where the exits sit, distil, validate, write. Knows prompts as ids only."""
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors import safe_open
 from torch import Tensor
-from tqdm import tqdm
 
 from verdraft.model.exit_file import TrainedHead, head_rows, save_exits
 from verdraft.model.exit_head import TokenIds, check_layers
 from verdraft.model.transformer import Transformer
-from verdraft.model.weights import fingerprint
-from verdraft.train.collect import Collection, collect_shard, load_shards, write_shard
+from verdraft.train.collect import Collection, load_shards
 from verdraft.train.distil import Recipe, Target, distil, frequent_tokens, judge
-from verdraft.train.prompts import DataError, TrainingPrompt, trained_on, validated_on
+from verdraft.train.prompts import TrainingPrompt, trained_on, validated_on
+from verdraft.train.shards import Shards
 from verdraft.train.sweep import Candidates, sweep, table
 from verdraft.train.validate import validate
 
@@ -53,41 +48,11 @@ class ExitTrainer:
         for pair in self.job.candidates.pairs():
             check_layers(pair, self.model.config.num_layers)
         learn, held = trained_on(prompts), validated_on(prompts)
-        self._claim([*learn, *held])
-        rows = self.collect("train", learn, self.job.tokens)
-        held_rows = self.collect("held", held, None)
+        job = self.job
+        shards = Shards.claim(job.out, self.model, self.path, [*learn, *held], job.collection, job.progress)
+        rows = load_shards(shards.collect("train", learn, job.tokens))
+        held_rows = load_shards(shards.collect("held", held, None))
         self._train(rows, held_rows, Counter(p.source for p in learn[: _used(rows)]), [p.source for p in held])
-
-    # ---- collection
-
-    def _claim(self, prompts: Sequence[TrainingPrompt]) -> None:
-        """Shards of another model, other prompts or settings are not mixed in."""
-        plan = asdict(self.job.collection)
-        digest = hashlib.sha256(repr([p.ids for p in prompts]).encode()).hexdigest()
-        claim = json.dumps({"model": fingerprint(self.path), "prompts": digest, "plan": plan}, indent=2)
-        file = self.job.out / "collection.json"
-        self.job.out.mkdir(parents=True, exist_ok=True)
-        if file.is_file() and file.read_text(encoding="utf-8") != claim:
-            raise DataError(f"{file}: shards of another model, other data or other settings; name another --out")
-        file.write_text(claim, encoding="utf-8")
-
-    def collect(self, name: str, prompts: Sequence[TrainingPrompt], tokens: int | None) -> Rows:
-        """Rows of enough shards for `tokens` tokens of the model's own; None: of all prompts. Shards that are there
-        are read, the others made."""
-        plan, found, written = self.job.collection, list[Path](), 0
-        starts = range(0, len(prompts), plan.shard_prompts)
-        with tqdm(total=tokens, desc=f"collecting {name}", unit=" tokens", disable=not self.job.progress) as bar:
-            for number, start in enumerate(starts):
-                file = self.job.out / f"{name}-{number:04d}.safetensors"
-                if not file.is_file():
-                    part = [p.ids for p in prompts[start : start + plan.shard_prompts]]
-                    write_shard(file, collect_shard(self.model, part, start, plan))
-                found.append(file)
-                written += (more := _num_own(file))
-                bar.update(more)
-                if tokens is not None and written >= tokens:
-                    break
-        return load_shards(found)
 
     # ---- training
 
@@ -136,9 +101,3 @@ class ExitTrainer:
 
 def _used(rows: Rows) -> int:
     return int(rows["sequence"].max()) + 1
-
-
-def _num_own(file: Path) -> int:
-    with safe_open(str(file), framework="pt") as shard:
-        own: Any = shard.get_tensor("own")
-    return int(torch.count_nonzero(own))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.eagle_file import load_eagle
 from verdraft.model.exit_file import load_exits
 from verdraft.model.load import load_model
 from verdraft.server.build import build_text
@@ -99,3 +100,28 @@ def test_a_damaged_line_is_named(model_path: Path, data: Path) -> None:
     (data / "asked.jsonl").write_text('{"messages": []}\n')
     with pytest.raises(DataError, match=r"asked\.jsonl line 1: expected a conversation in `messages`"):
         read_prompts(data, build_text(model_path, frozenset()))
+
+
+def test_an_eagle_head_is_trained_by_a_command_too(
+    tiny_model: Callable[..., Path], model_path: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tiny_model("Llama", num_hidden_layers=7), tmp_path / "out"
+    shutil.copy(model_path / "tokenizer.json", path)
+    flags = [
+        "--vocabulary",
+        "32",
+        "--inner",
+        "16",
+        "--tokens",
+        "50",
+        "--epochs",
+        "1",
+        "--unroll",
+        "2",
+        "--threads",
+        "1",
+    ]
+    main(["train", "eagle", str(path), "--data", str(data), "--out", str(out), *flags])
+    model = load_model(path, choose_kernels("cpu", CPU, torch.float32), torch.float32, CPU)
+    assert len(load_eagle(out, model, path).token_ids) == 32
+    assert '"acceptance"' in capsys.readouterr().out

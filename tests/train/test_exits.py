@@ -23,6 +23,7 @@ from verdraft.train.collect import Collection, collect_shard, load_shards, write
 from verdraft.train.distil import Recipe, Target, distil, frequent_tokens, judge, solved
 from verdraft.train.exits import ExitJob, ExitTrainer
 from verdraft.train.prompts import DataError, TrainingPrompt
+from verdraft.train.shards import Shards
 from verdraft.train.sweep import Candidates
 
 PLAN = Collection(layers=(1, 2), max_tokens=12, shard_prompts=4)
@@ -74,14 +75,14 @@ def head_of(model: Transformer) -> torch.Tensor:
 def test_an_interrupted_collection_ends_with_the_same_files(
     deep: Transformer, deep_path: Path, prompts: list[TrainingPrompt], tmp_path: Path
 ) -> None:
-    whole = trainer(deep, deep_path, job(tmp_path))
-    first = whole.collect("train", prompts, 100)
+    shards = Shards.claim(tmp_path, deep, deep_path, prompts, PLAN, progress=False)
+    first = load_shards(shards.collect("train", prompts, 100))
     files = sorted(tmp_path.glob("train-*.safetensors"))
     assert len(files) > 2
     kept = {file: file.read_bytes() for file in files}
     files[1].unlink()
     files[0].with_suffix(".partial").write_bytes(b"cut short")
-    again = whole.collect("train", prompts, 100)
+    again = load_shards(shards.collect("train", prompts, 100))
     assert {file: file.read_bytes() for file in files} == kept
     assert torch.equal(first["next"], again["next"])
 
@@ -90,7 +91,7 @@ def test_distillation_lowers_both_losses_and_depends_on_the_seed_alone(
     deep: Transformer, deep_path: Path, prompts: list[TrainingPrompt], tmp_path: Path
 ) -> None:
     run = trainer(deep, deep_path, job(tmp_path))
-    rows = run.collect("train", prompts, None)
+    rows = load_shards(Shards.claim(tmp_path, deep, deep_path, prompts, PLAN, False).collect("train", prompts, None))
     target = run.target_of(rows, 64)
     after, same, other = (
         distil(rows, 2, target, recipe, progress=False) for recipe in (RECIPE, RECIPE, replace(RECIPE, seed=1))
@@ -136,7 +137,7 @@ def test_the_whole_run_writes_heads_that_say_what_was_trained(
     assert set(record["held_out"]["agreement_by_source"]) == {"even"}
     assert sum(record["prompts"].values()) <= 15
     assert json.loads(said[-1]) == record["held_out"]
-    rows = run.collect("held", [p for p in prompts if p.held_out], None)
+    rows = load_shards(sorted(tmp_path.glob("held-*.safetensors")))
     hidden = rows["layer.2"].float()
     with torch.inference_mode():
         chosen = exits.check.token_ids[exits.check.logits(hidden).argmax(-1)]
@@ -178,6 +179,19 @@ def test_shards_of_something_else_are_not_mixed_in(
     trainer(deep, deep_path, job(tmp_path)).run(prompts)
     with pytest.raises(DataError, match=r"collection\.json: shards of another model, other data or other settings"):
         trainer(deep, deep_path, job(tmp_path, plan=replace(PLAN, seed=1))).run(prompts)
+
+
+def test_shards_with_more_layers_serve_whoever_needs_fewer(
+    deep: Transformer, deep_path: Path, prompts: list[TrainingPrompt], tmp_path: Path
+) -> None:
+    narrow, wide = replace(PLAN, layers=(2,)), replace(PLAN, layers=(1, 2, 3))
+    for plan, kept in ((wide, (1, 2, 3)), (narrow, (1, 2, 3))):
+        shards = Shards.claim(tmp_path, deep, deep_path, prompts, plan, progress=False)
+        assert shards.plan.layers == kept
+        shards.collect("train", prompts, 30)
+    Shards.claim(tmp_path / "narrow", deep, deep_path, prompts, narrow, progress=False)
+    with pytest.raises(DataError, match="other settings"):
+        Shards.claim(tmp_path / "narrow", deep, deep_path, prompts, wide, progress=False)
 
 
 def test_data_without_a_prompt_to_validate_on_is_refused(
