@@ -6,7 +6,7 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from verdraft.kernels import triton_attention, triton_linear, triton_ops
+from verdraft.kernels import triton_attention, triton_linear, triton_ops, triton_sampling
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ALIGNED = ("*bf16", "*fp16", "*fp32", "i32")  # as a real model's tensors and widths are
@@ -29,6 +29,10 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
     for store in (False, True):
         yield triton_ops._rope, rope, {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "BLOCK": 64, "STORE": store}
     yield triton_ops._write, "x x x x *i64 i32 i32 i32 i32 i32", {"DIM": 128, "BLOCK": 128}
+    for reduced in (False, True):
+        best = "x *i64 *fp64 *fp64 *i64 *i64 *i64 *fp64 *i64 i32 i32"
+        yield triton_sampling._best_of_block, best, {"BLOCK": 2048, "REDUCED": reduced}
+    yield triton_sampling._best_of_row, "*fp64 *i64 *i64 i32", {"BLOCK": 64}
     yield triton_ops._move, "x x *i64 *i64 i32 i32", {"COUNT": 16, "BLOCK": 32}
 
 

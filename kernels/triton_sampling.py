@@ -1,0 +1,124 @@
+"""The law's token (DESIGN section 3) of many rows at once where the logits are: argmax of logit / temperature + noise.
+
+The noise words are those of noise.py, and the arithmetic is sampling.py's in float64; what a logarithm's last bit can
+change is nothing that a test could find. Filters, penalties and masks are sampling.py's alone. Knows no request.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BAD: Final = -1  # instead of a token: the row holds NaN or infinity, or leaves nothing to choose from
+_BLOCK = 2048  # columns of one program
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Which noise each of R rows gets, and how much of it; see noise.Noise."""
+
+    temperatures: Tensor  # [R] float64; 0: argmax
+    seeds: Tensor  # [R] int64
+    choices: Tensor  # [R] int64
+    positions: Tensor  # [R] int64: OUTPUT positions
+
+
+def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None) -> Tensor:
+    """Tokens [R] int64 of logits [R, C], of equals the lowest; BAD where there is none.
+
+    Column c belongs to token c, or with `token_ids` [C] int64, ascending, to that one of a reduced vocabulary: its
+    noise is the token's own.
+    """
+    rows, columns = logits.shape
+    highest = logits.amax(1).double()
+    fine = highest.isfinite()
+    blocks = triton.cdiv(columns, _BLOCK)
+    best, where = (
+        logits.new_empty((rows, blocks), dtype=torch.float64),
+        logits.new_empty((rows, blocks), dtype=torch.int64),
+    )
+    tokens = logits.new_empty((rows,), dtype=torch.int64)
+    if rows:
+        _best_of_block[(rows, blocks)](
+            logits,
+            draws.seeds if token_ids is None else token_ids,
+            highest.where(fine, 0.0),
+            draws.temperatures,
+            draws.seeds,
+            draws.choices,
+            draws.positions,
+            best,
+            where,
+            columns,
+            logits.stride(0),
+            BLOCK=_BLOCK,
+            REDUCED=token_ids is not None,
+            enable_fp_fusion=False,
+        )
+        _best_of_row[(rows,)](best, where, tokens, blocks, BLOCK=triton.next_power_of_2(blocks))
+    return tokens.where(fine, BAD)
+
+
+@triton.jit
+def _best_of_block(
+    logits, token_ids, highest, temperatures, seeds, choices, positions, best, where, columns, stride,
+    BLOCK: tl.constexpr, REDUCED: tl.constexpr,
+):  # fmt: skip
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < columns
+    tokens = tl.load(token_ids + at, mask=inside, other=0) if REDUCED else at.to(tl.int64)
+    scores = tl.load(logits + row * stride + at, mask=inside, other=float("-inf")).to(tl.float64)
+    scores -= tl.load(highest + row)
+    temperature = tl.load(temperatures + row)
+    if temperature > 0.0:
+        seed, choice, position = tl.load(seeds + row), tl.load(choices + row), tl.load(positions + row)
+        if REDUCED:
+            words = _words(seed, choice, position, tokens)
+        else:
+            words = _words_in_order(seed, choice, position, block, BLOCK)
+        scores = scores / temperature + _gumbel(words)
+    score, index = tl.max(scores, 0, return_indices=True)
+    to = row * tl.num_programs(1) + block
+    tl.store(best + to, score)
+    tl.store(where + to, tl.sum(tl.where(tl.arange(0, BLOCK) == index, tokens, 0)))
+
+
+@triton.jit
+def _best_of_row(best, where, tokens, blocks, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    scores = tl.load(best + row * blocks + at, mask=at < blocks, other=float("-inf"))
+    _, index = tl.max(scores, 0, return_indices=True)
+    tl.store(tokens + row, tl.load(where + row * blocks + index))
+
+
+@triton.jit
+def _philox(seed, choice, position, blocks):
+    """Noise words of tokens 4b to 4b + 3 for every b of `blocks`, as noise.philox_blocks."""
+    zero = (blocks * 0).to(tl.uint32)
+    return tl.philox(seed, blocks.to(tl.uint32), zero + position.to(tl.uint32), zero + choice.to(tl.uint32), zero)
+
+
+@triton.jit
+def _words_in_order(seed, choice, position, block, BLOCK: tl.constexpr):
+    """Of the BLOCK tokens of a block of columns."""
+    w0, w1, w2, w3 = _philox(seed, choice, position, block * (BLOCK // 4) + tl.arange(0, BLOCK // 4))
+    return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
+
+
+@triton.jit
+def _words(seed, choice, position, tokens):
+    """Of any tokens."""
+    w0, w1, w2, w3 = _philox(seed, choice, position, tokens >> 2)
+    lane = tokens & 3
+    return tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3)))
+
+
+@triton.jit
+def _gumbel(words):
+    """As noise.to_gumbel."""
+    uniform = (words.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2 ** -32
+    return -tl.log(-tl.log(uniform))

@@ -1,0 +1,85 @@
+"""Tokens from Triton's sampling kernel: those of the law as the CPU computes it, word for word of its noise."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from verdraft.kernels.noise import Noise
+from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
+
+pytest.importorskip("triton")
+from verdraft.kernels.triton_sampling import BAD, Draws, law_tokens
+
+SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 123456789012345)
+
+
+def draws(temperatures: list[float], seeds: list[int], choices: list[int], positions: list[int]) -> Draws:
+    return Draws(
+        torch.tensor(temperatures, dtype=torch.float64),
+        torch.tensor(seeds),
+        torch.tensor(choices),
+        torch.tensor(positions),
+    )
+
+
+def law(row: Tensor, temperature: float, seed: int, choice: int, position: int) -> int:
+    params = LogitParams(temperature=temperature)
+    noise = Noise(seed, choice, position)
+    return choose_token(row.numpy(), params, TokenHistory(params), None, noise)
+
+
+def test_every_noise_word_is_the_cpus() -> None:
+    """A row whose only possible tokens are two: which of them wins tells their words apart, for many pairs."""
+    noise, size = Noise(7, 3, 2**32 - 1), 5000
+    words = noise.row_words(size)
+    pairs = [(a, b) for a, b in zip(range(size - 1), range(1, size), strict=True)][::61]
+    logits = torch.full((len(pairs), size), -torch.inf)
+    for row, pair in zip(logits, pairs, strict=True):
+        row[list(pair)] = 1.5
+    rows = len(pairs)
+    found = law_tokens(logits, draws([1.0] * rows, [7] * rows, [3] * rows, [2**32 - 1] * rows))
+    assert found.tolist() == [max(pair, key=lambda token: (words[token], -token)) for pair in pairs]
+
+
+@pytest.mark.parametrize("size", [1, 320, 2048, 5001])
+def test_tokens_are_the_laws(size: int) -> None:
+    torch.manual_seed(size)
+    temperatures = [0.0, 1.0, 0.7, 1.3, 25.0, 1e-3]
+    rows = torch.randn(len(SEEDS), size + 7)[:, :size] * 4  # strided
+    choices, positions = [0, 1, 2, 0, 4, 5], [0, 1, 77, 2**31, 4, 2**32 - 1]
+    found = law_tokens(rows, draws(temperatures, list(SEEDS), choices, positions))
+    expected = [law(*job) for job in zip(rows, temperatures, SEEDS, choices, positions, strict=True)]
+    assert found.tolist() == expected
+
+
+def test_a_reduced_vocabulary_has_its_tokens_noise() -> None:
+    torch.manual_seed(0)
+    token_ids = torch.randperm(49152)[:300].sort().values
+    scores = torch.randn(4, 300)
+    full = torch.full((4, 49152), -torch.inf)
+    full[:, token_ids] = scores
+    jobs = [0.0, 1.0, 0.5, 2.0], [5, 6, 7, 8], [0, 0, 1, 1], [9, 10, 11, 12]
+    found = law_tokens(scores, draws(*jobs), token_ids)
+    assert found.tolist() == [law(row, *job) for row, *job in zip(full, *jobs, strict=True)]
+
+
+def test_equal_logits_give_the_lowest_token_and_bad_rows_none() -> None:
+    rows = torch.zeros(5, 4100)
+    rows[0, 4099] = rows[0, 2500] = 1.0
+    rows[1, 2047] = rows[1, 2048] = 1.0
+    rows[2, 4000] = torch.nan
+    rows[3, 17] = torch.inf
+    rows[4] = -torch.inf
+    found = law_tokens(rows, draws([0.0] * 5, [0] * 5, [0] * 5, [0] * 5))
+    assert found.tolist() == [2500, 2047, BAD, BAD, BAD]
+
+
+def test_a_batch_of_any_size_gives_a_row_the_same_token() -> None:
+    torch.manual_seed(1)
+    rows = torch.randn(33, 700)
+    jobs = [1.0] * 33, list(range(33)), [0] * 33, [5] * 33
+    together = law_tokens(rows, draws(*jobs))
+    alone = [law_tokens(rows[i : i + 1], draws(*([column[i]] for column in jobs))) for i in range(33)]
+    assert np.array_equal(together, torch.cat(alone))
+    assert law_tokens(rows[:0], draws([], [], [], [])).tolist() == []
