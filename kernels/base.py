@@ -41,6 +41,7 @@ class Kernels(Protocol):
     name: str
     page_size: int  # tokens in a page, unless somebody wants another number
     page_sizes: tuple[int, ...]  # those allowed; empty = any
+    graphs: bool  # reads all sizes but the largest from memory and never waits: a pass may be recorded and replayed
     exact: bool  # rows never depend on batch mates, query length or chunking, bit for bit
 
     def pool(

@@ -36,6 +36,7 @@ class CpuKernels:
     name: str = "cpu"
     page_size: int = 16
     page_sizes: tuple[int, ...] = ()
+    graphs: bool = False
     exact: bool = True
 
     def __init__(self, ops: NativeOps | PortableOps | None = None, quantization: Quantization = "none") -> None:

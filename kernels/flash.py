@@ -18,7 +18,8 @@ class FlashKernels(TritonKernels):
     def __init__(self, library: FlashLibrary) -> None:
         super().__init__()
         self._library = library
-        self.name, self.page_size, self.page_sizes = library.name, library.page_size, library.page_sizes
+        self.name, self.graphs = library.name, library.graphs
+        self.page_size, self.page_sizes = library.page_size, library.page_sizes
 
     def pool(
         self,

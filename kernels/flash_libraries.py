@@ -33,13 +33,14 @@ class FlashLibrary:
     page_size: int  # to take when nobody asks for another
     page_sizes: tuple[int, ...]  # empty: any
     head_dims: Sequence[int]
+    graphs: bool  # as that of Kernels
     attend: Callable[[Tensor, TorchKV, Batch, float], Tensor]
 
 
 def flash_attn_3(function: Function) -> FlashLibrary:
     """flash-attn 3, for Hopper: `flash_attn_with_kvcache` takes any mix of query lengths and pages of any size. Pages
     of 64 tokens are smaller than its tiles, so that it loads keys in one and the same way for every query length."""
-    return FlashLibrary("flash-attn 3", 64, (), (64, 128, 192, 256), partial(_attend_3, function))
+    return FlashLibrary("flash-attn 3", 64, (), (64, 128, 192, 256), True, partial(_attend_3, function))
 
 
 def flash_attn_2(function: Function) -> FlashLibrary:
@@ -53,7 +54,8 @@ def torch_varlen(function: Function) -> FlashLibrary:
 
 
 def _second(name: str, attend: Callable[[Tensor, TorchKV, Batch, float], Tensor]) -> FlashLibrary:
-    return FlashLibrary(name, 256, (256, 512, 768, 1024), range(8, 257, 8), attend)
+    # It chooses its kernel by the longest query, which a recording does not know.
+    return FlashLibrary(name, 256, (256, 512, 768, 1024), range(8, 257, 8), False, attend)
 
 
 def _attend_3(function: Function, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:

@@ -40,6 +40,7 @@ class TorchKernels:
     name: str = "torch"
     page_size: int = 16
     page_sizes: tuple[int, ...] = ()
+    graphs: bool = False
     exact: bool = False
 
     def pool(

@@ -12,6 +12,7 @@ class TritonKernels(TorchKernels):
     of the quickest library's; everything else is so already, and then the backend is exact."""
 
     name: str = "triton"
+    graphs: bool = True
 
     def __init__(self, deterministic: bool = False) -> None:
         self.exact = deterministic

@@ -15,6 +15,7 @@ from verdraft.model.eagle_file import load_eagle, shipped_eagle
 from verdraft.model.exit_file import load_exits, shipped_exits
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
+from verdraft.model.recordings import CudaRecorder, with_recordings
 from verdraft.model.source import resolve_model, served_name
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.async_engine import AsyncEngine
@@ -67,7 +68,7 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     dtype = _dtype(settings, device)
     kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization, settings.deterministic)
     _block_size(settings, kernels)
-    model = load_model(path, kernels, dtype, device)
+    model = _recorded(settings, load_model(path, kernels, dtype, device))
     exits = _exits(settings, model, path)
     eagle = _eagle(settings, model, path)
     _check_mode(settings, exits, eagle)
@@ -91,6 +92,16 @@ def _dtype(settings: Settings, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     chosen: torch.dtype = getattr(torch, settings.dtype)
     return chosen
+
+
+def _recorded(settings: Settings, model: Transformer) -> Transformer:
+    if not settings.cuda_graphs:
+        return model
+    if model.device.type != "cuda" or not model.kernels.graphs:
+        raise SettingsError(
+            f"--cuda-graphs: the {model.kernels.name} kernels on {model.device} cannot be recorded; see verdraft doctor"
+        )
+    return with_recordings(model, CudaRecorder())
 
 
 def _block_size(settings: Settings, kernels: Kernels) -> int:

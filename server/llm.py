@@ -40,6 +40,7 @@ OFFLINE_SETTINGS = (
     "device",
     "kernels",
     "deterministic",
+    "cuda_graphs",
     "threads",
 )
 

@@ -84,6 +84,9 @@ class Settings(BaseSettings):
     deterministic: Annotated[
         bool, Field(description="only kernels whose results never depend on what else is computed; CPU kernels are so")
     ] = False
+    cuda_graphs: Annotated[
+        bool, Field(description="record short passes on a GPU and replay them, each as one launch")
+    ] = False
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4"],
         Field(description="weights on the CPU; auto: fp32, and blocks of 4 or 8 bits beside it where exact"),

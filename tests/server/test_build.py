@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from verdraft.kernels.base import KernelUnavailable
 from verdraft.model.eagle import EagleConfig
 from verdraft.model.eagle_file import save_eagle
 from verdraft.model.errors import ModelError
@@ -85,6 +86,18 @@ def test_a_model_without_a_head_has_no_such_mode(deep_llama_path: Path) -> None:
 def test_shapes_of_drafts_that_cannot_be(draft: str) -> None:
     with pytest.raises(SettingsError, match="--eagle-draft"):
         parse_flags(["--eagle-draft", draft])
+
+
+def test_what_only_a_gpu_can_do_is_refused(tiny_llama_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--cuda-graphs: the cpu kernels on cpu cannot be recorded"):
+        build(tiny_llama_path, cuda_graphs=True)
+    with pytest.raises(KernelUnavailable, match="triton cannot run float32 on cpu: needs an NVIDIA GPU"):
+        build(tiny_llama_path, kernels="triton")
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 16), (32, 32)])
+def test_blocks_are_as_the_kernels_like_them_unless_told(tiny_llama_path: Path, asked: int, expected: int) -> None:
+    assert build(tiny_llama_path, block_size=asked, deterministic=True).config.block_size == expected
 
 
 @pytest.mark.parametrize("exits", ["2,1", "0,2", "1,4", "nowhere"])

@@ -1,0 +1,182 @@
+"""A Transformer whose short passes are recorded once per size and replayed, so that a pass costs one launch.
+
+A pass is filled up to the next of a few sizes: rows of the batch with no query, tokens of no row, whose K and V go to a
+page that no sequence owns. Kernels read the true sizes from memory, so one recording serves every mix inside its size.
+Knows no scheduler; how a recording is made is handed in.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from verdraft.kernels.base import CHAINS, Batch, LayerKV
+from verdraft.model.transformer import Transformer
+
+TOKENS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of a recorded pass; longer ones run as they are
+MEMORY: Final = 1 << 30  # bytes that recordings may take; beyond, passes of new sizes run as they are
+
+Work = Callable[[], Tensor]
+
+
+class Size(NamedTuple):
+    """What a recording is made for: layers [first, last), and at most so many tokens, rows, and pages a row."""
+
+    first: int
+    last: int
+    tokens: int
+    rows: int
+    width: int
+    tree: bool
+
+
+def size_of(batch: Batch, first: int, last: int) -> Size | None:
+    """The smallest that holds this pass; None: none does."""
+    num = batch.slots.shape[0]
+    tokens = next((tokens for tokens in TOKENS if num <= tokens), None)
+    if tokens is None:
+        return None
+    rows, width = (_power_of_2(n) for n in batch.pages.shape)
+    return Size(first, last, tokens, rows, width, batch.parents.shape[0] > 0)
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class Recorder(Protocol):
+    """Makes recordings: `record(work)` runs `work` and returns what runs it again, on whatever the tensors that it
+    reads then hold; `full`: no more of them."""
+
+    @property
+    def full(self) -> bool: ...
+
+    def record(self, work: Work) -> Work: ...
+
+
+class CudaRecorder:
+    """CUDA graphs that share one memory pool, up to `memory` bytes."""
+
+    def __init__(self, memory: int = MEMORY) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._left = memory
+
+    @property
+    def full(self) -> bool:
+        return self._left <= 0
+
+    def record(self, work: Work) -> Work:
+        work()  # compiles kernels and lets libraries allocate, which is forbidden while recording
+        torch.cuda.synchronize()
+        before, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = work()
+        self._left -= torch.cuda.memory_reserved() - before
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The tensors that a recorded pass reads, and the pass."""
+
+    hidden: Tensor  # [tokens, hidden]
+    batch: Batch
+    replay: Work
+
+    def run(self, hidden: Tensor, batch: Batch, spare_slot: int) -> Tensor:
+        fill(self.hidden, self.batch, hidden, batch, spare_slot)
+        return self.replay()[: hidden.shape[0]].clone()
+
+
+def fill(hidden_buffer: Tensor, buffer: Batch, hidden: Tensor, batch: Batch, spare_slot: int) -> None:
+    """Put a pass [T, hidden] into buffers of a larger size."""
+    num, rows = hidden.shape[0], batch.seq_lens.shape[0]
+    hidden_buffer[:num] = hidden
+    buffer.cu_q[: rows + 1] = batch.cu_q
+    buffer.cu_q[rows + 1 :] = num
+    buffer.seq_lens[:rows] = batch.seq_lens
+    buffer.seq_lens[rows:] = 0
+    buffer.pages[:rows, : batch.pages.shape[1]] = batch.pages
+    buffer.slots[:num] = batch.slots
+    buffer.slots[num:] = spare_slot
+    buffer.positions[:num] = batch.positions
+    buffer.positions[num:] = 0
+    buffer.parents[:num] = batch.parents
+
+
+def empty_batch(size: Size, page_size: int, device: torch.device) -> Batch:
+    """Buffers for every pass of a size."""
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return Batch(
+        cu_q=zeros(size.rows + 1),
+        seq_lens=zeros(size.rows),
+        pages=zeros(size.rows, size.width),
+        slots=zeros(size.tokens, dtype=torch.int64),
+        positions=zeros(size.tokens, dtype=torch.int64),
+        max_q=size.tokens,
+        max_k=size.width * page_size,
+        parents=zeros(size.tokens) if size.tree else CHAINS.to(device),
+    )
+
+
+@dataclass(slots=True)
+class Recordings:
+    """What was recorded so far, for one KV pool."""
+
+    recorder: Recorder
+    pool: Sequence[LayerKV] = ()
+    page_size: int = 0
+    spare_slot: int = 0
+    by_size: dict[Size, Recording] = field(default_factory=dict)
+
+    def serve(self, pool: Sequence[LayerKV], num_blocks: int, block_size: int) -> Sequence[LayerKV]:
+        """From now on for `pool`, whose page `num_blocks` no sequence owns."""
+        self.pool, self.page_size, self.spare_slot = pool, block_size, num_blocks * block_size
+        self.by_size.clear()
+        return pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTransformer(Transformer):
+    """A Transformer that records and replays; the rest is as it was. Made by `with_recordings`."""
+
+    recordings: Recordings
+
+    def new_pool(self, num_blocks: int, block_size: int) -> Sequence[LayerKV]:
+        pool = Transformer.new_pool(self, num_blocks + 1, block_size)
+        return self.recordings.serve(pool, num_blocks, block_size)
+
+    def forward(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int) -> Tensor:
+        size, ours = size_of(batch, first, last), self.recordings
+        recording = ours.by_size.get(size) if size else None
+        if size is None or pool is not ours.pool or first == last or (recording is None and ours.recorder.full):
+            return Transformer.forward(self, hidden, batch, pool, first, last)
+        if recording is None:
+            recording = ours.by_size[size] = self._record(size, hidden, batch)
+        return recording.run(hidden, batch, ours.spare_slot)
+
+    def _record(self, size: Size, hidden: Tensor, batch: Batch) -> Recording:
+        ours, buffer = self.recordings, hidden.new_zeros((size.tokens, hidden.shape[1]))
+        buffers = empty_batch(size, ours.page_size, hidden.device)
+        fill(buffer, buffers, hidden, batch, ours.spare_slot)
+
+        def work() -> Tensor:
+            return Transformer.forward(self, buffer, buffers, ours.pool, size.first, size.last)
+
+        return Recording(buffer, buffers, ours.recorder.record(work))
+
+
+def with_recordings(model: Transformer, recorder: Recorder) -> RecordedTransformer:
+    """The same model, its short passes recorded by `recorder`."""
+    parts: dict[str, Any] = {part.name: getattr(model, part.name) for part in fields(model)}
+    return RecordedTransformer(**parts, recordings=Recordings(recorder))
