@@ -27,7 +27,8 @@ from verdraft.spec.spending import CostTable
 logger = logging.getLogger("verdraft.eagle")
 
 MOST_WAITING = 256  # rows of one sequence that wait for the drafter; more are computed even if nothing is drafted
-TRIAL_EVERY = 32  # steps of a sequence for which drafts do not pay; then one token is drafted, to see whether they do
+LONGEST_REST = 32  # steps without a draft where none pays; then one is made, to see whether that is still so
+PATIENCE = 8  # drafts that may come to nothing before the head rests at all; then ever longer
 
 
 class EagleDrafter:
@@ -36,6 +37,7 @@ class EagleDrafter:
     def __init__(self, head: EagleHead, runner: Runner, law: Law, scheduler: Scheduler) -> None:
         self.costs = EagleCosts()
         self.calibration = Calibration()
+        self._overall = Agreement()
         self._runner, self._law, self._scheduler = runner, law, scheduler
         config = scheduler.config
         pool = head.new_pool(config.num_blocks, config.block_size)
@@ -58,7 +60,7 @@ class EagleDrafter:
 
     def agreement(self, mode: Mode) -> Agreement | None:
         """A new sequence's; None: it does without the head."""
-        return Agreement() if mode in self.modes else None
+        return Agreement(rate=self._overall.rate) if mode in self.modes else None
 
     def probs(self, seq: Sequence, length: int) -> tuple[float, ...]:
         """Before anything is drafted: the chance that the first 1, 2, .. `length` tokens would all be accepted."""
@@ -94,7 +96,8 @@ class EagleDrafter:
         for node, parent in enumerate(draft.parents or range(-1, len(draft.tokens) - 1)):
             if parent in accepted:
                 self.calibration.learn(seq.features.claims[node], node in accepted)
-        seq.eagle.learn(max(draft.depths, default=0), len(result.path))
+        for agreement in (seq.eagle, self._overall):
+            agreement.learn(max(draft.depths, default=0), len(result.path))
 
     # ---- drafting
 
@@ -113,10 +116,13 @@ class EagleDrafter:
         features, shape = seq.features, self._config.eagle
         if seq.eagle is None or features is None or features.end != len(seq.tokens) - 1:
             return None
-        paying = self.costs.best_length(shape.depth, seq.eagle.rate, num_drafting, num_decoding)
-        features.num_skipped = 0 if paying or seq.eagle.on_trial else features.num_skipped + 1
-        if features.num_skipped % TRIAL_EVERY:
+        if features.rest:
+            features.rest -= 1
             return None
+        if not seq.eagle.on_trial and not self.costs.best_length(
+            shape.depth, seq.eagle.rate, num_drafting, num_decoding
+        ):
+            features.rest = LONGEST_REST
         limit = min(room, shape.tokens)
         seq.roll_back(seq.computed[-1])  # from a window for which the last step had no room
         limit = self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
@@ -134,7 +140,7 @@ class EagleDrafter:
             for seq in seqs:
                 seq.eagle = seq.features = None
             return [EMPTY] * len(growths)
-        return [self._draft_of(growth) for growth in growths]
+        return [self._draft_of(growth, num_decoding) for growth in growths]
 
     def _goes_on(self, growths: list[Growth], active: Seq[Growth], num_decoding: int) -> list[bool]:
         """Which of the active drafts get another level."""
@@ -143,6 +149,11 @@ class EagleDrafter:
         hopes = [growth.growing.hope * (growth.seq.eagle.rate if growth.seq.eagle else 0.0) for growth in active]
         return self.costs.worth_growing(hopes, expected, rows)
 
-    def _draft_of(self, growth: Growth) -> Draft:
-        draft, growth.features.claims = growth.growing.draft("eagle")
+    def _draft_of(self, growth: Growth, num_decoding: int) -> Draft:
+        features = growth.features
+        draft, features.claims = growth.growing.draft("eagle")
+        worth = bool(draft.probs) and self.costs.worth_verifying(draft.probs[0], num_decoding)
+        features.num_idle = 0 if worth else features.num_idle + 1
+        if features.num_idle > PATIENCE:
+            features.rest = max(features.rest, min(LONGEST_REST, 2 ** (features.num_idle - PATIENCE)))
         return draft

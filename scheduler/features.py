@@ -21,7 +21,8 @@ class Features:
     waiting: list[Tensor] = field(default_factory=list)  # each [n, 3 * target_hidden]
     last: Tensor | None = None  # [1, hidden]: what the drafter made of the last computed row
     claims: tuple[float, ...] = ()  # of the current draft's tokens
-    num_skipped: int = 0  # steps since the head was last asked, because it would not pay
+    num_idle: int = 0  # drafts in a row of which nothing was worth verifying
+    rest: int = 0  # steps for which the head is not asked again
 
     @property
     def num_waiting(self) -> int:

@@ -10,11 +10,12 @@ FLOOR = 0.1  # nothing pays below this, whatever a pass costs
 
 
 class Agreement:
-    """Learns from every verified window. `floor` is the share of kept tokens below which exits are given up."""
+    """Learns from every verified window. `floor` is the share of kept tokens below which exits are given up, `rate`
+    what is expected before anything was judged."""
 
-    def __init__(self, floor: float = FLOOR) -> None:
+    def __init__(self, floor: float = FLOOR, rate: float = _KEPT / _JUDGED) -> None:
         self.floor = floor
-        self._kept, self._judged = _KEPT, _JUDGED
+        self._kept, self._judged = rate * _JUDGED, _JUDGED
         self._num_judged = 0
 
     @property

@@ -39,6 +39,10 @@ class EagleCosts:
         seconds = self.full.of(rows + windows * length) + self.drafting(length, windows)
         return tokens / max(seconds, 1e-9)
 
+    def worth_verifying(self, prob: float, rows: int) -> bool:
+        """Whether a token of this probability pays for its row beside the `rows` of all that decode."""
+        return prob * self.full.of(rows) >= rows * (self.full.of(rows + 1) - self.full.of(rows))
+
     def worth_growing(self, hopes: Sequence[float], expected: float, rows: int) -> list[bool]:
         """Which drafts should get one more level. hopes[i]: the tokens that it brings. All that decode expect
         `expected` tokens so far, from a pass over `rows` rows."""

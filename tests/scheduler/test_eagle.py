@@ -179,3 +179,18 @@ def test_a_head_that_is_never_right_is_asked_less_and_less(make_engine, drain, m
     engine.add(request)
     drain(engine)
     assert 20 <= request.stats.sources["eagle"].num_draft_tokens < 60 < request.stats.num_target_passes
+
+
+def test_a_head_that_claims_nothing_is_asked_less_and_less(make_engine, drain, make_request, hash_model, eagle_of):
+    model = hash_model()
+    head, asked = eagle_of(model, 1.0), []
+    logits = head.logits
+    head.logits = lambda hidden: asked.append(len(hidden)) or 0.01 * logits(hidden)  # every token is as likely
+    engine = make_engine(model=model, eagle=head)
+    full, part = CostTable((1, 32), (1.0, 8.0)), CostTable((1, 32), (0.01, 0.01))
+    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(full, part, part, part)
+    request = make_request("a", PROMPT, max_tokens=240, ignore_eos=True, speculation="eagle")
+    engine.add(request)
+    drain(engine)
+    assert request.stats.num_target_passes == 239
+    assert 8 < len(asked) < 40

@@ -85,6 +85,13 @@ def test_chains_shrink_under_load() -> None:
     assert lengths[0] > lengths[-1]
 
 
+def test_a_row_is_for_tokens_that_pay_for_it() -> None:
+    costs = EagleCosts(PASS)
+    assert costs.worth_verifying(0.1, 1)
+    assert not costs.worth_verifying(0.01, 1)
+    assert not costs.worth_verifying(0.1, 16)
+
+
 def test_a_level_more_is_for_those_that_hope() -> None:
     costs = EagleCosts(PASS, CHEAP, CHEAP, CHEAP)
     assert costs.worth_growing([0.8, 0.001], 2.0, 2) == [True, False]
