@@ -12,15 +12,12 @@ from typing import Any
 
 from safetensors import safe_open
 
+from verdraft.bench.prompts import DataError
 from verdraft.spec.replay import RecordedAnswer
 
 HELD_OUT = 5  # every so manieth conversation of a file
 
 Messages = list[dict[str, str]]
-
-
-class TraceError(Exception):
-    """The recorded answers are missing or malformed. One sentence that names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +33,12 @@ class TraceReader:
     """Reads one folder; `without` names files, workloads or sources (of collected shards) to leave out."""
 
     def __init__(self, folder: Path, coder: Coder, longest: int, without: Collection[str] = ()) -> None:
-        """`longest`: tokens of prompt and answer together; what is longer is left out. Raises TraceError."""
+        """`longest`: tokens of prompt and answer together; what is longer is left out. Raises DataError."""
         self.coder, self.longest, self.without = coder, longest, frozenset(without)
         found = sorted([*folder.rglob("*.jsonl"), *folder.rglob("*.safetensors")])
         self.files = [file for file in found if file.stem not in self.without]
         if not self.files:
-            raise TraceError(f"--data must name a folder with *.jsonl or *.safetensors files, not {str(folder)!r}")
+            raise DataError(f"--data must name a folder with *.jsonl or *.safetensors files, not {str(folder)!r}")
 
     def groups(self) -> list[list[Path]]:
         """The files by shared store: every JSONL file alone, the shards of one folder together."""
@@ -51,7 +48,7 @@ class TraceReader:
         return list(found.values())
 
     def read(self, file: Path) -> Iterator[RecordedAnswer]:
-        """One of `files`, in its order. Raises TraceError."""
+        """One of `files`, in its order. Raises DataError."""
         answers = self._lines(file) if file.suffix == ".jsonl" else self._shard(file)
         for answer in answers:
             fits = answer.prompt and len(answer.output) > 1 and len(answer.prompt + answer.output) <= self.longest
@@ -65,7 +62,7 @@ class TraceReader:
             try:
                 yield from self._line(json.loads(line), file, number)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise TraceError(
+                raise DataError(
                     f"{file.name} line {number}: expected `messages`, or `prompt` and `output` as ids ({error})"
                 ) from error
 
@@ -98,7 +95,7 @@ class TraceReader:
             with safe_open(file, "np") as rows:
                 sequence, tokens, own = (rows.get_tensor(name) for name in ("sequence", "next", "own"))
         except Exception as error:  # the library raises kinds of its own
-            raise TraceError(f"{file}: expected columns `next`, `own` and `sequence` ({error})") from error
+            raise DataError(f"{file}: expected columns `next`, `own` and `sequence` ({error})") from error
         sources = self._sources(file)
         for number in sorted(set(sequence.tolist())):
             prompt, output = (tuple(tokens[(sequence == number) & kind].tolist()) for kind in (~own, own))

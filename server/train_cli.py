@@ -101,14 +101,14 @@ def train_predictor(arguments: argparse.Namespace) -> None:
 
 
 def _with_clear_errors(job: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
-    from verdraft.bench.traces import TraceError
+    from verdraft.bench.prompts import DataError as BenchDataError
     from verdraft.kernels.base import KernelUnavailable
     from verdraft.model.errors import ModelError
     from verdraft.train.prompts import DataError
 
     try:
         job(arguments)
-    except (DataError, TraceError, ModelError, KernelUnavailable) as error:
+    except (DataError, BenchDataError, ModelError, KernelUnavailable) as error:
         raise SettingsError(str(error)) from error
 
 

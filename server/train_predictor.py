@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 from verdraft.bench.plot import line_charts
-from verdraft.bench.traces import Coder, Messages, TraceError, TraceReader
+from verdraft.bench.prompts import DataError
+from verdraft.bench.traces import Coder, Messages, TraceReader
 from verdraft.model.config import read_config
 from verdraft.model.source import resolve_model
 from verdraft.server.build import build_text
@@ -35,7 +36,7 @@ def coder_of(text: Text) -> Coder:
 
 
 def read_states(data: Path, model: str | None, longest: int, draft_len: int, without: tuple[str, ...]) -> States:
-    """Every recorded answer in the folder `data`, replayed. Raises TraceError and ModelError."""
+    """Every recorded answer in the folder `data`, replayed. Raises DataError and ModelError."""
     path = resolve_model(model)
     text = build_text(path, read_config(path).eos_token_ids)
     reader, classes = TraceReader(data, coder_of(text), longest, without), token_classes(text)
@@ -51,12 +52,12 @@ def read_states(data: Path, model: str | None, longest: int, draft_len: int, wit
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the predictor and its calibration plot; print its report. Raises TraceError and ModelError."""
+    """Write the predictor and its calibration plot; print its report. Raises DataError and ModelError."""
     states = read_states(
         arguments.data, arguments.model, arguments.longest, arguments.draft_len, tuple(arguments.without)
     )
     if states.held_out.all() or not states.held_out.any():
-        raise TraceError("--data holds too few conversations to learn from some and judge by others")
+        raise DataError("--data holds too few conversations to learn from some and judge by others")
     recipe = PayoffRecipe(arguments.epochs, arguments.batch, arguments.lr, arguments.seed)
     predictor = train_predictor(states, recipe)
     found, lines = report(states, predictor)

@@ -37,6 +37,7 @@ FEATURES: tuple[str, ...] = (
     *(f"{name}_share" for name in CLASSES),
     *(f"first_{name}" for name in CLASSES),
 )
+HISTORY = slice(FEATURES.index("selection_rate"), FEATURES.index(f"accepted_{RECENT}_ago") + 1)
 _COUNTS = [FEATURES.index(name) for name in ("match_len", "draft_len", "prompt_len", "generated_len", "num_judged")]
 _COUNTS += [FEATURES.index(name) for name in ("mean_accepted", *(f"accepted_{i + 1}_ago" for i in range(RECENT)))]
 
@@ -85,8 +86,7 @@ def describe(
     if not drafts:
         return np.zeros((0, len(FEATURES)), np.float32)
     known = np.array([_numbers(draft, state) for draft, state in zip(drafts, states, strict=True)], np.float32)
-    known[:, _COUNTS] = np.log1p(known[:, _COUNTS])
-    return np.concatenate((known, _class_features(drafts, classes)), axis=1)
+    return np.concatenate((_scaled(known), _class_features(drafts, classes)), axis=1)
 
 
 def _numbers(draft: Draft, state: DecodeState) -> list[float]:
@@ -94,8 +94,24 @@ def _numbers(draft: Draft, state: DecodeState) -> list[float]:
     levels = [probs[level - 1] if level <= length else 0.0 for level in _LEVELS]
     generated, prompt = state.generated_len, state.prompt_len
     place = [draft.match_len, length, prompt, generated, generated / (prompt + generated + 1)]
+    return [sum(probs), *place, *levels, *_past(history)]
+
+
+def _past(history: RecentHistory) -> list[float]:
     rates = [history.selection_rate, history.num_judged, history.mean_accepted, history.kept_whole]
-    return [sum(probs), *place, *levels, *rates, *history.accepted]
+    return [*rates, *history.accepted]
+
+
+def history_features(history: RecentHistory) -> Floats:
+    """The part HISTORY of a row of phi."""
+    row = np.zeros((1, len(FEATURES)), np.float32)
+    row[0, HISTORY] = _past(history)
+    return _scaled(row)[0, HISTORY]
+
+
+def _scaled(rows: Floats) -> Floats:
+    rows[:, _COUNTS] = np.log1p(rows[:, _COUNTS])
+    return rows
 
 
 def _class_features(drafts: Sequence[Draft], classes: TokenClasses) -> Floats:  # [N, 2 * len(CLASSES)]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from verdraft.bench.traces import TraceError, TraceReader
+from verdraft.bench.prompts import DataError
+from verdraft.bench.traces import TraceReader
 from verdraft.server.build import build_text
 from verdraft.server.cli import main
 from verdraft.server.train_predictor import coder_of
@@ -123,11 +124,11 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize("line", ['{"messages": 3}', '{"prompt": [1]}', "[1]", "no json", '{"messages": [{}]}'])
 def test_a_damaged_line_is_named(model_path: Path, data: Path, line: str) -> None:
     (data / "talk.jsonl").write_text("\n" + line + "\n")
-    with pytest.raises(TraceError, match=r"talk\.jsonl line 2: expected `messages`"):
+    with pytest.raises(DataError, match=r"talk\.jsonl line 2: expected `messages`"):
         answers(reader(model_path, data), "talk")
 
 
 def test_a_damaged_shard_is_named(model_path: Path, data: Path) -> None:
     (data / "own" / "train-0000.safetensors").write_bytes(b"nothing")
-    with pytest.raises(TraceError, match=r"train-0000\.safetensors: expected columns"):
+    with pytest.raises(DataError, match=r"train-0000\.safetensors: expected columns"):
         answers(reader(model_path, data), "train-0000")
