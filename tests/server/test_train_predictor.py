@@ -94,7 +94,7 @@ def test_the_command_writes_a_predictor_and_its_calibration(
     flags = ["--epochs", "2", "--batch", "64", "--without", "own"]
     main(["train", "predictor", str(model_path), "--data", str(data), "--out", str(out), *flags])
     record = load_predictor(out).record
-    assert record["recipe"] == {"epochs": 2, "batch": 64, "learning_rate": 1e-3, "seed": 42}
+    assert (record["recipe"]["epochs"], record["recipe"]["batch"], record["recipe"]["seed"]) == (2, 64, 42)
     assert {quality["workload"] for quality in record["held_out"]} == {"edit", "all"}
     said = capsys.readouterr().out
     assert "precision" in said

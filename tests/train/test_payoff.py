@@ -6,7 +6,7 @@ import torch
 from verdraft.spec.features import FEATURES
 from verdraft.spec.predictor import LENGTHS, MEAN_UNIT
 from verdraft.spec.replay import RecordedAnswer, States
-from verdraft.train.payoff import PayoffRecipe, about, payoff_loss, train_predictor
+from verdraft.train.payoff import Labels, PayoffRecipe, about, payoff_loss, train_predictor
 from verdraft.train.payoff_report import calibration, qualities, report
 
 QUICK = PayoffRecipe(epochs=30, batch=256, learning_rate=3e-3)
@@ -65,15 +65,23 @@ def _rest(states: States) -> tuple[object, ...]:
 
 def test_the_loss_counts_accepted_tokens_the_first_wrong_one_and_nothing_behind() -> None:
     out = torch.zeros(3, 1 + LENGTHS)
-    drafted, accepted = torch.tensor([4.0, 2.0, 20.0]), torch.tensor([1.0, 2.0, 20.0])
+    labels, ones = Labels(torch.tensor([4.0, 2.0, 20.0]), torch.tensor([1.0, 2.0, 20.0])), torch.ones(3)
     judged = 2 + 2 + LENGTHS
-    mean = ((accepted / MEAN_UNIT) ** 2).mean()
-    assert torch.isclose(payoff_loss(out, drafted, accepted), mean + np.log(2.0))
+    mean = ((labels.accepted / MEAN_UNIT) ** 2).mean()
+    assert torch.isclose(payoff_loss(out, labels, ones), mean + np.log(2.0))
     out[0, 3:] = 50.0  # behind the first wrong token
     out[1, 3:] = -50.0  # behind the draft's end
-    assert torch.isclose(payoff_loss(out, drafted, accepted), mean + np.log(2.0))
+    assert torch.isclose(payoff_loss(out, labels, ones), mean + np.log(2.0))
     out[0, 2] = 50.0
-    assert torch.isclose(payoff_loss(out, drafted, accepted), mean + (np.log(2.0) * (judged - 1) + 50.0) / judged)
+    assert torch.isclose(payoff_loss(out, labels, ones), mean + (np.log(2.0) * (judged - 1) + 50.0) / judged)
+
+
+def test_a_state_counts_as_much_as_its_weight() -> None:
+    out = torch.randn(3, 1 + LENGTHS, generator=torch.Generator().manual_seed(0))
+    labels = Labels(torch.tensor([4.0, 4.0, 9.0]), torch.tensor([1.0, 1.0, 6.0]))
+    twice = torch.tensor([0, 0, 2])
+    alone = payoff_loss(out[twice], labels.of(twice), torch.ones(3))
+    assert torch.isclose(payoff_loss(out, labels, torch.tensor([2.0, 0.0, 1.0])), alone)
 
 
 def test_the_report_compares_with_what_happened() -> None:
@@ -100,6 +108,7 @@ def test_calibration_bins_hold_every_draft_that_is_long_enough() -> None:
 
 def test_the_record_tells_data_recipe_and_figures() -> None:
     record, lines = report(STATES, TRAINED)
-    assert about(STATES, QUICK)["recipe"] == {"epochs": 30, "batch": 256, "learning_rate": 3e-3, "seed": 42}
+    recipe = about(STATES, QUICK)["recipe"]
+    assert (recipe["epochs"], recipe["batch"], recipe["learning_rate"], recipe["seed"]) == (30, 256, 3e-3, 42)
     assert record["held_out"][0]["workload"] == "x"
     assert any(line.startswith("x ") for line in lines)
