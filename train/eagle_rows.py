@@ -25,7 +25,7 @@ class Rows:
     final: Tensor  # [n, hidden] half: what the target's head reads
     next: Tensor  # [n]: the token behind each row
     own: Tensor  # [n] bool: the model wrote that token
-    likely: Tensor  # [n, LIKELY]: columns of the vocabulary, the likeliest for that token, best first
+    likely: Tensor  # [n, LIKELY]: columns of the vocabulary, the likeliest for that token, best first; where it is own
     shares: Tensor  # [n, LIKELY]: their probabilities
     first: Tensor  # [n]: the column of the target's first choice; -1: it is outside the vocabulary
 
@@ -85,8 +85,10 @@ def _load(path: Path, layers: Sequence[int], target: Target) -> Rows:
             shard.get_tensor(name) for name in ("final", "lse", "argmax", "next", "own", "sequence")
         )
     numbers, lengths = sequence.unique_consecutive(return_counts=True)
-    judged = [_likely(part, some, target) for part, some in zip(final.split(CHUNK), lse.split(CHUNK), strict=True)]
-    likely, shares = (torch.cat(column) for column in zip(*judged, strict=True))
+    size = min(LIKELY, len(target.token_ids))
+    likely, shares = torch.zeros(len(own), size, dtype=torch.int64), torch.zeros(len(own), size)
+    for part in torch.nonzero(own).squeeze(1).split(CHUNK):
+        likely[part], shares[part] = _likely(final[part], lse[part], target)
     first = columns_of(target.token_ids, argmax)
     return Rows(numbers, lengths, aux, final, following.long(), own, likely, shares, first)
 
@@ -94,5 +96,5 @@ def _load(path: Path, layers: Sequence[int], target: Target) -> Rows:
 @torch.no_grad()
 def _likely(final: Tensor, lse: Tensor, target: Target) -> tuple[Tensor, Tensor]:
     logits = F.linear(final.to(target.rows), target.rows)
-    best, columns = logits.topk(min(LIKELY, logits.shape[1]), -1)
+    best, columns = logits.topk(min(LIKELY, len(target.token_ids)), -1)
     return columns.cpu(), (best - lse.to(best)[:, None]).exp().cpu()
