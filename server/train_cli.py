@@ -37,7 +37,7 @@ def _add_eagle(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inner", type=_at_least_one, default=768, help="width of the layer's MLP")
     parser.add_argument("--tokens", type=_at_least_one, default=300_000, help="of the model's own, to learn from")
     parser.add_argument("--epochs", type=_at_least_one, default=4, help="passes over them")
-    parser.add_argument("--unroll", type=_at_least_one, default=4, help="steps that a draft takes in training")
+    parser.add_argument("--unroll", type=_at_least_one, default=3, help="steps that a draft takes in training")
     parser.add_argument("--seed", type=int, default=0, help="of sampling, data order and first weights")
     parser.add_argument("--threads", type=_at_least_one, help="CPU threads; default: one a core")
     parser.set_defaults(command=train_eagle)

@@ -42,15 +42,12 @@ def judge(net: EagleNet, rows: Rows, sources: Sequence[str]) -> dict[str, Any]:
 def _right(net: EagleNet, rows: Rows) -> tuple[Tensor, Tensor]:
     """Which guesses of the chains were the target's [n, DEPTH], and whose prompt each chain follows [n]."""
 
-    def whole(anchors: Tensor) -> Tensor:
-        return rows.room(anchors.cpu()) >= DEPTH
-
-    right = []
+    anchors = rows.own_anchors
+    anchors, right = anchors[rows.room(anchors) >= DEPTH], []
     with mixed_precision(net):
-        for index, chains in enumerate(unrolled(net, rows, DEPTH, lambda chains, _: whole(chains.anchors)), 1):
-            guesses = net.logits(chains).argmax(-1).cpu()
-            right.append((guesses == rows.first[chains.anchors.cpu() + index])[whole(chains.anchors)])
-    return torch.stack(right, 1), rows.numbers[rows.owners(rows.anchors[whole(rows.anchors)])]
+        for index, chains in enumerate(unrolled(net, rows, anchors, DEPTH, lambda chains, _: chains.anchors >= 0), 1):
+            right.append(net.logits(chains).argmax(-1).cpu() == rows.first[anchors + index])
+    return torch.stack(right, 1), rows.numbers[rows.owners(anchors)]
 
 
 def _share(values: Tensor) -> float:

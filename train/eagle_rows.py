@@ -25,7 +25,7 @@ class Rows:
     final: Tensor  # [n, hidden] half: what the target's head reads
     next: Tensor  # [n]: the token behind each row
     own: Tensor  # [n] bool: the model wrote that token
-    likely: Tensor  # [n, LIKELY]: columns of the vocabulary, the likeliest for that token, best first; where it is own
+    likely: Tensor  # [n, LIKELY]: columns of the vocabulary, the likeliest for that token, best first
     shares: Tensor  # [n, LIKELY]: their probabilities
     first: Tensor  # [n]: the column of the target's first choice; -1: it is outside the vocabulary
 
@@ -41,8 +41,13 @@ class Rows:
 
     @property
     def anchors(self) -> Tensor:  # [A] ascending
-        """Rows that drafting can start from: the model wrote the token behind them, and one more."""
-        return torch.nonzero(self.own & (self.room(torch.arange(len(self.own))) > 0)).squeeze(1)
+        """Rows that drafting can start from, as two tokens follow; the model need not have written these."""
+        return torch.nonzero(self.room(torch.arange(len(self.own))) > 0).squeeze(1)
+
+    @property
+    def own_anchors(self) -> Tensor:  # [A] ascending
+        """Those where the model wrote both."""
+        return self.anchors[self.own[self.anchors]]
 
     def owners(self, rows: Tensor) -> Tensor:  # [A] -> [A]
         """Which sequence each row is of."""
@@ -85,10 +90,8 @@ def _load(path: Path, layers: Sequence[int], target: Target) -> Rows:
             shard.get_tensor(name) for name in ("final", "lse", "argmax", "next", "own", "sequence")
         )
     numbers, lengths = sequence.unique_consecutive(return_counts=True)
-    size = min(LIKELY, len(target.token_ids))
-    likely, shares = torch.zeros(len(own), size, dtype=torch.int64), torch.zeros(len(own), size)
-    for part in torch.nonzero(own).squeeze(1).split(CHUNK):
-        likely[part], shares[part] = _likely(final[part], lse[part], target)
+    judged = [_likely(part, some, target) for part, some in zip(final.split(CHUNK), lse.split(CHUNK), strict=True)]
+    likely, shares = (torch.cat(column) for column in zip(*judged, strict=True))
     first = columns_of(target.token_ids, argmax)
     return Rows(numbers, lengths, aux, final, following.long(), own, likely, shares, first)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from verdraft.train.eagle_net import Chains, EagleNet
 from verdraft.train.eagle_rows import Rows
 
-BATCH = 2000  # anchors
+BATCH = 4000  # anchors
 ENOUGH = 100_000  # anchors; the unknowns of a row of fc and o_proj are a few thousand
 LOOK = 1.05  # how sharply heads look at their own row at first: it gets about nine tenths of their attention
 
