@@ -9,7 +9,6 @@ from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 from verdraft.spec.draft import EMPTY
-from verdraft.spec.window import NO_CYCLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +72,6 @@ class Committer:
         if draft.tokens:
             accepted = min(len(verified.tokens) - 1, num_kept)
             self.totals.count_draft(stats, draft.source, len(draft.tokens), accepted)
-            if draft.source == "early_exit":
-                self._learn(verified)
-
-    def _learn(self, verified: Verified) -> None:
-        """Give exits up for a sequence where they agree too seldom with the full model."""
-        seq, draft = verified.work.seq, verified.work.draft
-        seq.agreement.learn(len(draft.tokens), len(verified.tokens) - 1)
-        if seq.agreement.given_up:
-            seq.cycle, seq.request.stats.given_up = NO_CYCLE, True
-            self.totals.exits_given_up += 1
 
     def _count_prompt(self, seq: Sequence) -> None:
         if seq.request.choice == 0:  # the choices of one prompt count it once

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from verdraft.scheduler.request import Mode
+from verdraft.scheduler.request import Mode, Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class EngineConfig:
     max_batch_tokens: int = 256  # in one step, decodes, drafts and prefill chunks together; at least two a sequence
     max_draft_len: int = 16
     speculation: Mode = "suffix"  # what "auto" means
+    router: Router = "payoff"  # who decides in mode "hybrid" between the sources
     exit_window: int = 4  # N_i: tokens that exits draft in a cycle (PAPERS 2.3)
     exit_round: int = 2  # N_d: of these, tokens between two checks at L_i
     exit_confidence: float = 0.0  # a head that gives its own token less probability stops drafting

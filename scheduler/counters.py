@@ -42,7 +42,6 @@ class Totals:
     corrupted: int = 0
     target_passes: int = 0
     iteration_tokens: int = 0
-    exits_given_up: int = 0
     # Every source from the start: a snapshot from another thread never meets a growing dict.
     spec: dict[Source, SourceStats] = field(default_factory=lambda: {source: SourceStats() for source in SOURCES})
     accepted_per_pos: list[int] = field(default_factory=list)

@@ -1,45 +1,88 @@
-"""The first part of a step: every decoding sequence gets a draft, and of all drafts as much is kept as pays."""
+"""The first part of a step: every decoding sequence gets a draft, from the source and of the length that pay best."""
 
 import logging
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch import Tensor
 
 from verdraft.scheduler.eagle import EagleDrafter
+from verdraft.scheduler.estimates import Estimates
 from verdraft.scheduler.exits import ExitDrafter
 from verdraft.scheduler.request import Mode, Request
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
-from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
+from verdraft.spec.asking import Asking
+from verdraft.spec.draft import ASK, EMPTY, Draft, Drafter, NoDrafter
+from verdraft.spec.router import TAU, Arm, Plan, by_score, loss, payoff, use
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, CostTable, spend
 from verdraft.spec.suffix import SuffixStores
+from verdraft.spec.trials import Trials
 
 logger = logging.getLogger("verdraft.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A free source was asked for one sequence: the kind of asking, and how long it took."""
+
+    kind: tuple[int, int]
+    seconds: float
+
+
+class ModelDrafter(Protocol):
+    """A model, or a part of the target, that drafts for several sequences in lockstep."""
+
+    def measure(self, full: CostTable) -> None:
+        """Learn what drafting costs here; `full` are whole passes of the target."""
+        ...
+
+    def prepare(self, seq: Sequence, mode: Mode) -> None:
+        """Say whether and how the model may draft for a new sequence of this mode."""
+        ...
+
+    def arms(self, decoding: list[Sequence], rooms: Seq[int]) -> list[Arm]:
+        """What it offers in this step: drafts of at most rooms[i] tokens. Called in every step."""
+        ...
+
+    def draft(self, arm: str, seqs: list[Sequence], lengths: list[int]) -> list[Draft]:
+        """Draft for these sequences as this arm offered, lengths[i] > 0 tokens or levels at most."""
+        ...
+
+    def learn(self, verified: Verified) -> None:
+        """What the full model says of a draft; before it is committed."""
+        ...
 
 
 class Drafting:
     """Knows the server's draft sources and what a pass costs; sets `seq.draft` of running sequences."""
 
-    def __init__(self, scheduler: Scheduler, exits: ExitDrafter, eagle: EagleDrafter | None) -> None:
+    def __init__(self, scheduler: Scheduler, exits: ExitDrafter, eagle: EagleDrafter | None, trials: Trials) -> None:
         self.costs = FREE
         self.exits = exits
         self.eagle = eagle
+        self.models: tuple[ModelDrafter, ...] = (eagle, exits) if eagle else (exits,)  # preferred ones first
         self.stores = SuffixStores(scheduler.config.suffix_store_tokens)
+        self.estimates = Estimates()
+        self.asking = Asking()
+        self._trials = trials
         self._scheduler = scheduler
         self._config = scheduler.config
 
     @property
     def modes(self) -> tuple[Mode, ...]:
         """What a request's `speculation` may ask for."""
-        return ("auto", "off", "suffix", *self.exits.modes, *(self.eagle.modes if self.eagle else ()))
+        return ("auto", "off", "suffix", *self.exits.modes, *(self.eagle.modes if self.eagle else ()), "hybrid")
 
     def measure(self, full: CostTable) -> None:
         """Learn what each source costs here; `full` are whole passes."""
         self.costs = full
-        self.exits.measure(full)
-        if self.eagle:
-            self.eagle.measure(full)
+        for model in self.models:
+            model.measure(full)
 
     def mode(self, request: Request) -> Mode:
         """What the request's `speculation` means here; never "auto"."""
@@ -51,46 +94,133 @@ class Drafting:
         assert mode != "auto", "the configuration says what that means"
         # The smallest index that the source allows, for models of a very short context.
         remembered = max(32, self._config.max_model_len)
-        store = self.stores.of(request.cache_salt) if mode == "suffix" else None
+        store = self.stores.of(request.cache_salt) if mode in ("suffix", "hybrid") else None
         return make_drafter(mode, request.prediction, store, remembered, request.constraint)
 
+    def prepare(self, seq: Sequence) -> None:
+        """Say which models may draft for a new sequence."""
+        for model in self.models:
+            model.prepare(seq, self.mode(seq.request))
+
+    # ---- a step
+
     def draft(self) -> None:
-        """Ask every decoding sequence's source for a draft, and keep as much of them all as pays."""
+        """Give every decoding sequence a draft: nobody's, a free source's or a model's, as long as pays."""
         running = self._scheduler.running
         decoding = [seq for seq in running if seq.decoding]
         budget = self._config.max_batch_tokens
         if len(decoding) < len(running):
             budget //= 2  # the other half is for those that are still prefilled
         share = budget // max(1, len(decoding)) - 1
-        drafts = [self._propose(seq, share) for seq in decoding]
-        rooms = [self._room(seq, share) for seq in decoding]
-        drafts = self.exits.draft(decoding, drafts, rooms)
-        drafts = self.eagle.draft(decoding, drafts, rooms) if self.eagle else drafts
-        lengths = spend([draft.probs for draft in drafts], len(decoding), self.costs)
-        for seq, draft, length in zip(decoding, drafts, lengths, strict=True):
-            seq.draft = draft.trim(max(length, draft.least))
+        # The pass itself yields one token, so a draft needs at most one less than what may still come.
+        rooms = [max(0, min(share, seq.max_len - len(seq.tokens) - 1)) for seq in decoding]
+        asked: dict[int, Asked] = {}
+        proposed = [self._ask(i, seq, rooms[i], len(decoding), asked) for i, seq in enumerate(decoding)]
+        free, scores = self.estimates.judge(decoding, proposed)
+        offers = [(model, arm) for model in self.models for arm in model.arms(decoding, rooms)]
+        arms = [_without_predictions(arm, free) for _, arm in offers]
+        plan = self._plan(decoding, free, scores, arms)
+        self._learn_asking(asked, free, plan)
+        self._trials.earn(plan.outlook.seconds(self.costs))
+        for seq, draft, route in zip(decoding, free, plan.routes, strict=True):
+            seq.draft = draft.trim(max(route.length, draft.least)) if route.arm is None else EMPTY
+            seq.hindsight.history.cycle(seq.draft.source == "suffix" and bool(seq.draft.tokens))
+        if any(route.arm for route in plan.routes):
+            self._let_draft(offers, decoding, plan)
         self.exits.prune(decoding)
+
+    def _let_draft(self, offers: Seq[tuple["ModelDrafter", Arm]], decoding: Seq[Sequence], plan: Plan) -> None:
+        """Models draft as planned; what they are sure of only then, may be less than pays to verify."""
+        for model, arm in offers:
+            chosen = [i for i, route in enumerate(plan.routes) if route.arm == arm.name]
+            if chosen:
+                drafts = model.draft(arm.name, [decoding[i] for i in chosen], [plan.routes[i].length for i in chosen])
+                for i, draft in zip(chosen, drafts, strict=True):
+                    decoding[i].draft = replace(draft, least=len(draft.tokens[:1])) if i in plan.trials else draft
+        if self._config.router == "payoff":
+            lengths = spend([seq.draft.probs for seq in decoding], len(decoding), self.costs)
+            for seq, length in zip(decoding, lengths, strict=True):
+                seq.draft = seq.draft.trim(max(length, seq.draft.least))
+
+    def _ask(self, i: int, seq: Sequence, room: int, load: int, asked: dict[int, Asked]) -> Draft:
+        limit = min(self._config.max_draft_len, room)
+        if limit <= 0:
+            return EMPTY
+        began = time.perf_counter()
+        try:
+            clue = seq.drafter.clue()
+            kind = (clue, load.bit_length())
+            if clue == 0 or (clue < ASK and not self.asking.pays(kind)):
+                return EMPTY
+            draft = seq.drafter.propose(limit)
+        except Exception:  # drafts are free to be wrong, so a source that fails costs speed and no request
+            logger.exception("request %s goes on without drafts", seq.request.id)
+            seq.drafter = NoDrafter()
+            return EMPTY
+        if clue < ASK:
+            asked[i] = Asked(kind, time.perf_counter() - began)
+        return draft
+
+    def _plan(self, decoding: Seq[Sequence], free: Seq[Draft], scores: Seq[float], arms: Seq[Arm]) -> Plan:
+        probs = [draft.probs for draft in free]
+        plan = payoff(probs, arms, self.costs)
+        for arm in arms:
+            plan = self._try_out(plan, arm, probs)
+        return plan if self._config.router == "payoff" else self._by_score(plan, decoding, free, scores, arms)
+
+    def _try_out(self, plan: Plan, arm: Arm, probs: Seq[Seq[float]]) -> Plan:
+        """One token each by an arm that the plan has no use for, where more is to be learned of it than is lost."""
+        if any(route.arm == arm.name for route in plan.routes):
+            return plan
+        for sequences, must in ((arm.unseen, True), (arm.unknown, False)):
+            chosen = [i for i in sequences if i in arm.hopes and plan.routes[i].arm is None]
+            if chosen:
+                trial = use(plan, arm, chosen, 1, probs)
+                if self._trials.may_spend(max(0.0, loss(plan, trial, self.costs)), must):
+                    return replace(trial, trials=(*plan.trials, *chosen))
+        return plan
+
+    def _by_score(
+        self, plan: Plan, decoding: Seq[Sequence], free: Seq[Draft], scores: Seq[float], arms: Seq[Arm]
+    ) -> Plan:
+        """HVD (PAPERS 1.1) or its rule without a predictor for sequences of mode "hybrid", `plan` for the others."""
+        if self._config.router == "score":
+            scores = [draft.score for draft in free]
+        trusted = [
+            score if draft.source == "suffix" else float("inf") for score, draft in zip(scores, free, strict=True)
+        ]
+        ruled = by_score([draft.probs for draft in free], trusted, TAU, arms)
+        routes = [
+            rule if self.mode(seq.request) == "hybrid" else route
+            for seq, rule, route in zip(decoding, ruled.routes, plan.routes, strict=True)
+        ]
+        return replace(plan, routes=tuple(routes))
 
     def watch(self, results: list[Verified], taps: Tensor | None) -> None:
         """What the pass found out, before it is committed; `taps` are the streams that an EAGLE head reads."""
         if self.eagle and taps is not None:
             self.eagle.watch(results, taps)
 
-    def learn(self, result: Verified) -> None:
-        """How a draft, and what exits and heads thought of it, compares with what the full model says."""
-        self.exits.learn(result)
-        if self.eagle:
-            self.eagle.learn(result)
+    def learn(self, verified: Verified) -> None:
+        """How a draft, and what sources thought of it, compares with what the full model says."""
+        for model in self.models:
+            model.learn(verified)
+        self.estimates.learn(verified.work.seq, verified.tokens)
 
-    def _propose(self, seq: Sequence, share: int) -> Draft:
-        limit = min(self._config.max_draft_len, self._room(seq, share))
-        try:
-            return seq.drafter.propose(limit) if limit > 0 else EMPTY
-        except Exception:  # drafts are free to be wrong, so a source that fails costs speed and no request
-            logger.exception("request %s goes on without drafts", seq.request.id)
-            seq.drafter = NoDrafter()
-            return EMPTY
+    def _learn_asking(self, asked: dict[int, Asked], free: Seq[Draft], plan: Plan) -> None:
+        """What each asking saved: its tokens would take so long at the step's rate, less their share of the pass."""
+        if self.costs.of(1) == 0.0:  # nothing was measured, so everything pays
+            return
+        rows, rate = plan.outlook.rows, plan.outlook.rate(self.costs)
+        for i, asking in asked.items():
+            route, saved = plan.routes[i], -asking.seconds
+            if route.arm is None and route.length:
+                saved += sum(free[i].probs[: route.length]) / rate
+                saved -= self.costs.of(rows) - self.costs.of(rows - route.length)
+            self.asking.learn(asking.kind, saved)
 
-    def _room(self, seq: Sequence, share: int) -> int:
-        """The pass itself yields one token, so the draft needs at most one less than what may still come."""
-        return min(share, seq.max_len - len(seq.tokens) - 1)
+
+def _without_predictions(arm: Arm, free: Seq[Draft]) -> Arm:
+    """The arm without those whose own prediction drafts: that is tried first (HTTP contract, section 9)."""
+    hopes = {i: hopes for i, hopes in arm.hopes.items() if not (free[i].tokens and free[i].source == "prediction")}
+    return replace(arm, hopes=hopes)

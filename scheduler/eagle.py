@@ -1,8 +1,9 @@
 """An EAGLE head as a draft source: which sequences it drafts for, how long, and what is learned from verification."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -22,12 +23,13 @@ from verdraft.spec.calibration import Calibration
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.growing import Growing
+from verdraft.spec.router import Arm
 from verdraft.spec.spending import CostTable
 
 logger = logging.getLogger("verdraft.eagle")
 
 MOST_WAITING = 256  # rows of one sequence that wait for the drafter; more are computed even if nothing is drafted
-LONGEST_REST = 32  # steps without a draft where none pays; then one is made, to see whether that is still so
+LONGEST_REST = 32  # steps without a draft where the head's own claims made none worth verifying; then one is made
 PATIENCE = 8  # drafts that may come to nothing before the head rests at all; then ever longer
 
 
@@ -37,7 +39,8 @@ class EagleDrafter:
     def __init__(self, head: EagleHead, runner: Runner, law: Law, scheduler: Scheduler) -> None:
         self.costs = EagleCosts()
         self.calibration = Calibration()
-        self._overall = Agreement()
+        self._typical = Agreement()  # over all sequences
+        self._num_decoding = 0  # in this step
         self._runner, self._law, self._scheduler = runner, law, scheduler
         config = scheduler.config
         pool = head.new_pool(config.num_blocks, config.block_size)
@@ -58,13 +61,9 @@ class EagleDrafter:
         """Learn what the drafter costs here; `full` are whole passes of the target."""
         self.costs = measure_eagle(self._runner, self._config.max_context, self._grower.head, self._grower.pool, full)
 
-    def agreement(self, mode: Mode) -> Agreement | None:
-        """A new sequence's; None: it does without the head."""
-        return Agreement(rate=self._overall.rate) if mode in self.modes else None
-
-    def probs(self, seq: Sequence, length: int) -> tuple[float, ...]:
-        """Before anything is drafted: the chance that the first 1, 2, .. `length` tokens would all be accepted."""
-        return seq.eagle.probs(length) if seq.eagle else ()
+    def prepare(self, seq: Sequence, mode: Mode) -> None:
+        """Follow a new sequence if its mode may use the head."""
+        seq.eagle = self._typical.fresh() if mode in (*self.modes, "hybrid") else None
 
     # ---- following sequences
 
@@ -96,64 +95,92 @@ class EagleDrafter:
         for node, parent in enumerate(draft.parents or range(-1, len(draft.tokens) - 1)):
             if parent in accepted:
                 self.calibration.learn(seq.features.claims[node], node in accepted)
-        for agreement in (seq.eagle, self._overall):
+        for agreement in (seq.eagle, self._typical):
             agreement.learn(max(draft.depths, default=0), len(result.path))
 
     # ---- drafting
 
-    @torch.inference_mode()
-    def draft(self, decoding: list[Sequence], drafts: list[Draft], rooms: list[int]) -> list[Draft]:
-        """`drafts`, and one of at most rooms[i] tokens where the head is wanted and another source has nothing."""
-        late = [seq for seq in self._scheduler.running if seq.features and seq.features.num_waiting > MOST_WAITING]
-        wanting = [i for i, seq in enumerate(decoding) if seq.eagle and not drafts[i].tokens]
-        growths = {i: self._growth(decoding[i], rooms[i], len(wanting), len(decoding)) for i in wanting}
-        chosen = {i: growth for i, growth in growths.items() if growth}
-        found = dict(zip(chosen, self._grow(list(chosen.values()), late, len(decoding)), strict=True))
-        return [found.get(i, draft) for i, draft in enumerate(drafts)]
+    def arms(self, decoding: list[Sequence], rooms: Seq[int]) -> list[Arm]:
+        """Chains or trees for the sequences whose features are all there."""
+        self._catch_up()
+        self._num_decoding = len(decoding)
+        ready = [(i, seq) for i, seq in enumerate(decoding) if self._ready(seq) and rooms[i] > 0]
+        offers = {i: (seq.eagle, seq.features) for i, seq in ready if seq.eagle and seq.features}
+        if not offers:
+            return []
+        depth, topk, most = self._config.eagle.depth, self._config.eagle.topk, self._config.eagle.tokens
+        waiting = round(fmean(features.num_waiting for _, features in offers.values()))
+        return [
+            Arm(
+                "eagle",
+                {i: agreement.hopes(min(depth, rooms[i])) for i, (agreement, _) in offers.items()},
+                lambda count, length, _: self.costs.drafting(length, count, max(1, waiting)),
+                rows_at=[min(most, topk * level) for level in range(1, depth + 1)] if topk > 1 else (),
+                unknown=[i for i, (agreement, _) in offers.items() if agreement.on_trial],
+                unseen=[i for i, seq in ready if seq.eagle and not (seq.exits or seq.eagle.num_windows)],
+            )
+        ]
 
-    def _growth(self, seq: Sequence, room: int, num_drafting: int, num_decoding: int) -> Growth | None:
-        """An empty draft that may grow, unless it would not pay or has no room."""
+    def _ready(self, seq: Sequence) -> bool:
+        features = seq.features
+        if features is None or features.end != len(seq.tokens) - 1:
+            return False
+        features.rest = max(0, features.rest - 1)
+        return not features.rest
+
+    @torch.inference_mode()
+    def _catch_up(self) -> None:
+        """Compute what has waited for long, whether anything is drafted or not."""
+        late = [seq for seq in self._scheduler.running if seq.features and seq.features.num_waiting > MOST_WAITING]
+        if late:
+            self._guarded(late, lambda: self._grower.extend(late))
+
+    @torch.inference_mode()
+    def draft(self, arm: str, seqs: list[Sequence], lengths: list[int]) -> list[Draft]:
+        """Chains or trees of at most lengths[i] levels, as long as another level pays by what the head says now."""
+        growths = [self._growth(seq, levels) for seq, levels in zip(seqs, lengths, strict=True)]
+        growing = [growth for growth in growths if growth]
+        self._guarded([growth.seq for growth in growing], lambda: self._grow(growing))
+        return [self._draft_of(growth) if growth and growth.seq.eagle else EMPTY for growth in growths]
+
+    def _growth(self, seq: Sequence, levels: int) -> Growth | None:
+        """An empty draft that may grow, unless it has no room."""
         features, shape = seq.features, self._config.eagle
-        if seq.eagle is None or features is None or features.end != len(seq.tokens) - 1:
-            return None
-        if features.rest:
-            features.rest -= 1
-            return None
-        if not seq.eagle.on_trial and not self.costs.best_length(
-            shape.depth, seq.eagle.rate, num_drafting, num_decoding
-        ):
-            features.rest = LONGEST_REST
-        limit = min(room, shape.tokens)
+        assert features is not None
+        assert seq.eagle is not None
+        seq.eagle.num_windows += 1
+        limit = shape.tokens if shape.topk > 1 else levels
+        limit = min(limit, seq.max_len - len(seq.tokens) - 1)
         seq.roll_back(seq.computed[-1])  # from a window for which the last step had no room
         limit = self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
-        growing = Growing(shape.depth, shape.topk, limit, self._law.ends(seq))
+        growing = Growing(levels, shape.topk, limit, self._law.ends(seq))
         return Growth(seq, features, growing) if limit > 0 else None
 
-    def _grow(self, growths: list[Growth], late: list[Sequence], num_decoding: int) -> list[Draft]:
+    def _grow(self, growths: list[Growth]) -> None:
+        self._grower.extend([growth.seq for growth in growths])
+        self._grower.grow(growths, lambda active: self._goes_on(growths, active))
+
+    def _guarded(self, seqs: list[Sequence], work: Callable[[], None]) -> None:
         """An error here is nobody's loss: these sequences go on without the head."""
-        seqs = list(dict.fromkeys([*late, *(growth.seq for growth in growths)]))
         try:
-            self._grower.extend(seqs)
-            self._grower.grow(growths, lambda active: self._goes_on(growths, active, num_decoding))
+            work()
         except Exception:
             logger.exception("the EAGLE head failed; %d sequences go on without it", len(seqs))
             for seq in seqs:
                 seq.eagle = seq.features = None
-            return [EMPTY] * len(growths)
-        return [self._draft_of(growth, num_decoding) for growth in growths]
 
-    def _goes_on(self, growths: list[Growth], active: Seq[Growth], num_decoding: int) -> list[bool]:
+    def _goes_on(self, growths: list[Growth], active: Seq[Growth]) -> list[bool]:
         """Which of the active drafts get another level."""
-        expected = num_decoding + sum(sum(growth.growing.probs) for growth in growths)
-        rows = num_decoding + sum(len(growth.growing.tokens) for growth in growths)
+        expected = self._num_decoding + sum(sum(growth.growing.probs) for growth in growths)
+        rows = self._num_decoding + sum(len(growth.growing.tokens) for growth in growths)
         hopes = [growth.growing.hope * (growth.seq.eagle.rate if growth.seq.eagle else 0.0) for growth in active]
         return self.costs.worth_growing(hopes, expected, rows)
 
-    def _draft_of(self, growth: Growth, num_decoding: int) -> Draft:
+    def _draft_of(self, growth: Growth) -> Draft:
         features = growth.features
         draft, features.claims = growth.growing.draft("eagle")
-        worth = bool(draft.probs) and self.costs.worth_verifying(draft.probs[0], num_decoding)
+        worth = bool(draft.probs) and self.costs.worth_verifying(draft.probs[0], self._num_decoding)
         features.num_idle = 0 if worth else features.num_idle + 1
         if features.num_idle > PATIENCE:
-            features.rest = max(features.rest, min(LONGEST_REST, 2 ** (features.num_idle - PATIENCE)))
+            features.rest = min(LONGEST_REST, 2 ** (features.num_idle - PATIENCE))
         return draft

@@ -28,6 +28,7 @@ from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Law, Verified, Verifier
 from verdraft.spec.constraint import ConstraintFailed
 from verdraft.spec.draft import Drafter
+from verdraft.spec.trials import Trials
 
 logger = logging.getLogger("verdraft.engine")
 
@@ -55,10 +56,12 @@ class Engine:
         self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers), taps)
         law = Law(tuple(sorted(config.eos_token_ids)), choose_philox())
         self._verifier = Verifier(law)
+        trials = Trials()
         self.drafting = Drafting(
             self.scheduler,
-            ExitDrafter(exits, self._runner, law, self.scheduler),
+            ExitDrafter(exits, self._runner, law, self.scheduler, trials),
             EagleDrafter(eagle, self._runner, law, self.scheduler) if eagle else None,
+            trials,
         )
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self.drafting.drafter
@@ -94,19 +97,15 @@ class Engine:
         room = self.config.max_model_len - len(request.prompt)
         wanted = request.params.max_tokens
         self._order += 1
-        exits, eagle, mode = self.drafting.exits, self.drafting.eagle, self.drafting.mode(request)
-        cycle = exits.cycle(mode)
         seq = Sequence(
             request,
             self._order,
             self._make_drafter(request),
             num_segments=self._runner.num_segments,
             max_len=len(request.prompt) + (room if wanted is None else min(wanted, room)),
-            cycle=cycle,
-            agreement=exits.agreement(cycle),
-            eagle=eagle.agreement(mode) if eagle else None,
             leader=self._sequences.get(leader) if leader else None,
         )
+        self.drafting.prepare(seq)
         self.scheduler.add(seq)
         self._sequences[request] = seq
 
@@ -232,7 +231,7 @@ class Engine:
             target_passes=totals.target_passes,
             iteration_tokens=totals.iteration_tokens,
             suffix_store_tokens=self.drafting.stores.num_tokens,
-            exits_given_up=totals.exits_given_up,
+            exits_given_up=self.drafting.exits.num_given_up,
             spec={source: replace(stats) for source, stats in totals.spec.items()},
             accepted_per_pos=tuple(totals.accepted_per_pos),
         )

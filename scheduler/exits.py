@@ -1,6 +1,10 @@
-"""Early exits as a draft source: which sequences get a window, how long it may be, and when they are given up."""
+"""Early exits as a draft source: what windows they offer each sequence, how these are filled, what became of them."""
 
 import logging
+import time
+from collections.abc import Sequence as Seq
+from functools import partial
+from statistics import fmean
 
 from verdraft.model.exit_head import Exits
 from verdraft.scheduler.config import EngineConfig
@@ -15,28 +19,42 @@ from verdraft.spec.agreement import FLOOR, Agreement
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.pruning import MIN_LEN, Pruning
+from verdraft.spec.router import Arm
 from verdraft.spec.spending import CostTable
-from verdraft.spec.window import NO_CYCLE, Cycle
+from verdraft.spec.trials import Trials
+from verdraft.spec.window import Cycle
 
 logger = logging.getLogger("verdraft.exits")
 
+_PACE_MEMORY = 0.9  # weight of the earlier windows when one more took longer or shorter than measured at the start
+
 
 class ExitDrafter:
-    """Drafts for decoding sequences whose mode asks for it. Without exits no sequence's does."""
+    """Drafts for decoding sequences whose mode allows it. Without exits no sequence's does."""
 
-    def __init__(self, exits: Exits, runner: Runner, law: Law, scheduler: Scheduler) -> None:
+    def __init__(self, exits: Exits, runner: Runner, law: Law, scheduler: Scheduler, trials: Trials) -> None:
+        config = scheduler.config
         self.exits = exits
         self.costs = ExitCosts()
+        self.pruning = Pruning()
+        self.num_given_up = 0  # sequences whose exits agreed too seldom with the full model
         self._runner = runner
         self._scheduler = scheduler
-        self.pruning = Pruning()
+        self._trials = trials
         self._verdicts: dict[int, list[bool]] = {}
         self._filler = WindowFiller(exits, runner, law)
+        self._cycles: dict[Mode, Cycle] = {
+            mode: Cycle(config.exit_window, config.exit_round, mode == "hispec", config.exit_confidence)
+            for mode in (EXIT_MODES if exits else ())
+        }
+        self._typical = {mode: Agreement() for mode in self._cycles}  # over all sequences
+        self._typical_inner = Agreement()
+        self._pace = 1.0  # seconds that filling takes / seconds that its passes took when they were measured
 
     @property
     def modes(self) -> tuple[Mode, ...]:
         """The modes that these exits make possible."""
-        return EXIT_MODES if self.exits else ()
+        return tuple(self._cycles)
 
     def measure(self, full: CostTable) -> None:
         """Learn what segments and heads cost here; `full` are whole passes."""
@@ -47,27 +65,67 @@ class ExitDrafter:
     def _config(self) -> EngineConfig:
         return self._scheduler.config
 
-    def cycle(self, mode: Mode) -> Cycle:
-        """How exits draft in this mode: not at all in most."""
-        if mode not in self.modes:
-            return NO_CYCLE
-        config = self._config
-        return Cycle(config.exit_window, config.exit_round, mode == "hispec", config.exit_confidence)
+    def prepare(self, seq: Sequence, mode: Mode) -> None:
+        """Say how exits may draft for a new sequence of this mode."""
+        allowed = self.modes if mode == "hybrid" else tuple(m for m in self.modes if m == mode)
+        seq.exits = {m: self._typical[m].fresh(self._floor(self._cycles[m])) for m in allowed}
+        seq.inner = self._typical_inner.fresh()
 
-    def agreement(self, cycle: Cycle) -> Agreement:
-        """A new sequence's: exits are given up where they cannot pay."""
-        return Agreement(max(FLOOR, self.costs.break_even(cycle)))
+    def _floor(self, cycle: Cycle) -> float:
+        """The agreement below which windows cannot pay."""
+        return max(FLOOR, self.costs.break_even(cycle))
 
-    def draft(self, decoding: list[Sequence], drafts: list[Draft], rooms: list[int]) -> list[Draft]:
-        """`drafts`, and a window of at most rooms[i] tokens where exits are wanted and another source has nothing."""
-        wanting = [i for i, seq in enumerate(decoding) if seq.cycle.window and not drafts[i].tokens]
-        if not wanting:
-            return drafts
-        limits = {i: self._limit(decoding[i], rooms[i], len(wanting), len(decoding)) for i in wanting}
-        chosen = [i for i in wanting if limits[i] > 0]
-        found = self._fill([decoding[i] for i in chosen], [limits[i] for i in chosen])
+    def arms(self, decoding: Seq[Sequence], rooms: Seq[int]) -> list[Arm]:
+        """Windows of at most rooms[i] tokens for the sequences that may have them."""
+        arms = [self._arm(mode, cycle, decoding, rooms) for mode, cycle in self._cycles.items()]
+        return [arm for arm in arms if arm.hopes]
+
+    def _arm(self, mode: Mode, cycle: Cycle, decoding: Seq[Sequence], rooms: Seq[int]) -> Arm:
+        offers = [(i, seq) for i, seq in enumerate(decoding) if mode in seq.exits and rooms[i] > 0]
+        agree = fmean(seq.inner.rate for _, seq in offers) if offers else 0.0
+        return Arm(
+            mode,
+            {i: seq.exits[mode].hopes(min(cycle.window, rooms[i])) for i, seq in offers},
+            partial(self._seconds, cycle, agree),
+            unknown=[i for i, seq in offers if seq.exits[mode].on_trial],
+            unseen=[i for i, seq in offers if len(seq.exits) == 1 and not seq.exits[mode].num_windows],
+        )
+
+    def _seconds(self, cycle: Cycle, agree: float, count: int, length: int, rows: int) -> float:
+        filling = self._pace * self.costs.filling(cycle, length, agree, count)
+        return filling - self.costs.saved(cycle, min(rows, count * length), rows)
+
+    def draft(self, arm: str, seqs: list[Sequence], lengths: list[int]) -> list[Draft]:
+        """Windows of this arm of at most lengths[i] > 0 tokens, where free blocks have room for them."""
+        lent = [self._scheduler.lend(s, len(s.tokens) + n) - len(s.tokens) for s, n in zip(seqs, lengths, strict=True)]
+        chosen = [i for i, limit in enumerate(lent) if limit > 0]
+        mode = next(mode for mode in self._cycles if mode == arm)
+        for i in chosen:
+            seq = seqs[i]
+            seq.cycle, seq.agreement = self._cycles[mode], seq.exits[mode]
+            seq.agreement.num_windows += 1
+        found = self._fill([seqs[i] for i in chosen], [lent[i] for i in chosen])
         filled = dict(zip(chosen, found, strict=True))
-        return [filled.get(i, draft) for i, draft in enumerate(drafts)]
+        return [filled.get(i, EMPTY) for i in range(len(seqs))]
+
+    def _fill(self, seqs: list[Sequence], limits: list[int]) -> list[Draft]:
+        """An error here is nobody's loss: these sequences go on without exits."""
+        began = time.perf_counter()
+        try:
+            drafts = self._filler.fill(seqs, limits)
+        except Exception:
+            logger.exception("exits failed; %d sequences go on without them", len(seqs))
+            for seq in seqs:
+                seq.exits = {}
+            return [EMPTY] * len(seqs)
+        self._keep_pace(seqs, limits, time.perf_counter() - began)
+        return drafts
+
+    def _keep_pace(self, seqs: list[Sequence], limits: list[int], seconds: float) -> None:
+        if seqs and self.costs != ExitCosts():
+            agree = fmean(seq.inner.rate for seq in seqs)
+            expected = self.costs.filling(seqs[0].cycle, max(limits), agree, len(seqs))
+            self._pace = _PACE_MEMORY * self._pace + (1.0 - _PACE_MEMORY) * min(4.0, seconds / max(expected, 1e-9))
 
     def prune(self, decoding: list[Sequence]) -> None:
         """Let L_i cut other sources' drafts where that pays, and look at one now and then to learn whether it would."""
@@ -77,14 +135,16 @@ class ExitDrafter:
         rows = len(decoding) + sum(len(seq.draft.tokens) for seq in decoding)
         drafting = [seq for seq in decoding if self._prunable(seq.draft)]
         cutting = [seq for seq in drafting if self.pruning.pays(self.costs, seq.draft.probs, self._others(seq, rows))]
-        looking = [seq for seq in drafting if seq in cutting or self.pruning.wants_trial()]
+        looking = [seq for seq in drafting if seq in cutting or self._on_trial(seq)]
         for seq, verdicts in self._judge([seq for seq in looking if self._has_room(seq)]):
             self._verdicts[seq.order] = verdicts
             if seq in cutting and False in verdicts:
                 seq.draft = seq.draft.trim(verdicts.index(False))
 
     def learn(self, verified: Verified) -> None:
-        """How what L_i said of a draft compares with what the full model says."""
+        """What the full model says of a window, or how what L_i said of another source's draft compares with it."""
+        if verified.work.draft.source == "early_exit":
+            self._learn_window(verified.work.seq, len(verified.work.draft.tokens), len(verified.tokens) - 1)
         verdicts = self._verdicts.get(verified.work.seq.order)
         if verdicts is not None:
             judged = verdicts[: len(verified.work.draft.tokens)]
@@ -96,6 +156,10 @@ class ExitDrafter:
 
     def _others(self, seq: Sequence, rows: int) -> int:
         return rows - len(seq.draft.tokens)
+
+    def _on_trial(self, seq: Sequence) -> bool:
+        look = self.costs.look(1 + len(seq.draft.tokens))
+        return self.pruning.wants_trial() and self._trials.may_spend(look)
 
     def _has_room(self, seq: Sequence) -> bool:
         seq.roll_back(seq.computed[-1])
@@ -112,19 +176,15 @@ class ExitDrafter:
             logger.exception("exits failed to judge %d drafts", len(seqs))
             return []
 
-    def _limit(self, seq: Sequence, room: int, num_windows: int, num_decoding: int) -> int:
-        """As many tokens as pay, as may still come, and as free blocks have room for."""
-        keep, agree = seq.agreement.rate, seq.inner.rate
-        paying = self.costs.best_length(seq.cycle, keep, agree, num_windows, num_decoding)
-        limit = min(room, max(paying, int(seq.agreement.on_trial)))  # who asks for exits gets a trial
-        return self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
-
-    def _fill(self, seqs: list[Sequence], limits: list[int]) -> list[Draft]:
-        """An error here is nobody's loss: these sequences go on without exits."""
-        try:
-            return self._filler.fill(seqs, limits)
-        except Exception:
-            logger.exception("exits failed; %d sequences go on without them", len(seqs))
-            for seq in seqs:
-                seq.cycle = NO_CYCLE
-            return [EMPTY] * len(seqs)
+    def _learn_window(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        """Give exits up for a sequence where they agree too seldom with the full model."""
+        seq.agreement.learn(drafted, accepted)
+        mode = next((mode for mode, agreement in seq.exits.items() if agreement is seq.agreement), None)
+        if mode is None:
+            return
+        self._typical[mode].learn(drafted, accepted)
+        if seq.agreement.given_up:
+            del seq.exits[mode]
+            if not seq.exits:
+                seq.request.stats.given_up = True
+                self.num_given_up += 1

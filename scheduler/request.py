@@ -9,7 +9,8 @@ from verdraft.scheduler.outputs import SpecStats
 from verdraft.scheduler.params import SamplingParams
 from verdraft.spec.constraint import UNCONSTRAINED, Constraint
 
-Mode: TypeAlias = Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle"]
+Mode: TypeAlias = Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle", "hybrid"]
+Router: TypeAlias = Literal["payoff", "threshold", "score"]
 EXIT_MODES: tuple[Mode, ...] = ("early_exit", "hispec")
 
 

@@ -22,9 +22,10 @@ from verdraft.scheduler.blocks import chain_key, root_key
 from verdraft.scheduler.boundary import Boundary
 from verdraft.scheduler.features import Features
 from verdraft.scheduler.outputs import Summary, Timing, TokenLogprobs
-from verdraft.scheduler.request import Request
+from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.agreement import Agreement
 from verdraft.spec.draft import EMPTY, Draft, Drafter
+from verdraft.spec.hindsight import Hindsight
 from verdraft.spec.window import NO_CYCLE, Cycle
 
 # One step of priority outranks this many seconds of waiting, so that nobody waits for ever.
@@ -40,7 +41,6 @@ class Sequence:
     drafter: Drafter
     num_segments: int
     max_len: int  # prompt and output together
-    cycle: Cycle = NO_CYCLE  # how exits draft for it
     leader: "Sequence | None" = None  # the first choice of the same prompt, whose prefix this one will reuse
     tokens: list[int] = field(init=False)
     num_prompt: int = field(init=False)
@@ -52,10 +52,13 @@ class Sequence:
     keys: list[bytes] = field(init=False)  # keys[i + 1] is the key of block i; only committed blocks have one
     num_remembered: int = 0
     draft: Draft = EMPTY
-    agreement: Agreement = field(default_factory=Agreement)  # of the full model with what exits drafted
+    exits: dict[Mode, Agreement] = field(default_factory=dict)  # how exits may draft for it, and what came of it
+    cycle: Cycle = NO_CYCLE  # of the latest window
+    agreement: Agreement = field(default_factory=Agreement)  # of the full model with such windows
     inner: Agreement = field(default_factory=Agreement)  # of the exit that checks with the one that drafts
     eagle: Agreement | None = None  # of the full model with what an EAGLE head drafted; None: it does without
     features: Features | None = None  # what an EAGLE head knows of it
+    hindsight: Hindsight = field(default_factory=Hindsight)  # what became of suffix drafts
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
     finished: bool = False

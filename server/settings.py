@@ -55,9 +55,16 @@ class Settings(BaseSettings):
         float | None, Field(gt=0, le=1, description="part of the free memory that the KV pool may take")
     ] = None
     speculation: Annotated[
-        Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle"],
+        Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle", "hybrid"],
         Field(description="what a request's speculation `auto` means"),
     ] = "auto"
+    router: Annotated[
+        Literal["payoff", "threshold", "score"],
+        Field(
+            description="how hybrid chooses: payoff (most tokens a second), threshold (the suffix draft when a payoff "
+            "above 6 is predicted, else a model's) or score (the same by its own score)"
+        ),
+    ] = "payoff"
     exits: Annotated[
         str,
         Field(

@@ -3,6 +3,8 @@
 Knows counts only. Part of the draft side: free to be wrong.
 """
 
+from itertools import accumulate
+
 _MEMORY = 0.97  # weight of the earlier verdicts when the next one comes: about the last thirty count
 _KEPT, _JUDGED = 6.0, 8.0  # as if so many tokens had been seen before: hopeful enough for a try
 _TRIAL = 24  # tokens judged before exits can be given up
@@ -17,6 +19,11 @@ class Agreement:
         self.floor = floor
         self._kept, self._judged = rate * _JUDGED, _JUDGED
         self._num_judged = 0
+        self.num_windows = 0  # that were drafted, whether anybody judged them or not
+
+    def fresh(self, floor: float = FLOOR) -> "Agreement":
+        """One for another sequence, which expects what this one has seen until it knows better."""
+        return Agreement(floor, self.rate)
 
     @property
     def rate(self) -> float:
@@ -43,3 +50,7 @@ class Agreement:
     def probs(self, length: int) -> tuple[float, ...]:
         """Probability that the first 1, 2, .. `length` tokens of a draft are all accepted."""
         return tuple(self.rate ** (i + 1) for i in range(length))
+
+    def hopes(self, length: int) -> tuple[float, ...]:
+        """How many tokens of drafts of 1, 2, .. `length` tokens will be accepted."""
+        return tuple(accumulate(self.probs(length)))

@@ -64,6 +64,7 @@ class Draft:
 
 
 EMPTY = Draft()
+ASK = 1 << 30  # a clue: just ask
 
 
 class Drafter(Protocol):
@@ -75,6 +76,11 @@ class Drafter(Protocol):
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens that were committed since the last call."""
+        ...
+
+    def clue(self) -> int:
+        """How much context the next draft stands on, tokens, without looking for it: 0 when there will be none, ASK
+        when the draft costs no more than the clue."""
         ...
 
     def propose(self, limit: int) -> Draft:
@@ -94,6 +100,9 @@ class NoDrafter:
 
     def extend(self, tokens: Sequence[int]) -> None:
         pass
+
+    def clue(self) -> int:
+        return 0
 
     def propose(self, limit: int) -> Draft:
         return EMPTY

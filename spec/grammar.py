@@ -7,7 +7,7 @@ from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from verdraft.spec.constraint import Constraint, ConstraintFailed, Mask
-from verdraft.spec.draft import EMPTY, Draft
+from verdraft.spec.draft import ASK, EMPTY, Draft
 
 SURE = 0.99  # of a forced token; only a tokenizer that cuts a text differently in another place makes one wrong
 
@@ -74,6 +74,9 @@ class GrammarDrafter:
 
     def extend(self, tokens: Sequence[int]) -> None:
         pass
+
+    def clue(self) -> int:
+        return ASK
 
     def propose(self, limit: int) -> Draft:
         tokens = tuple(self._constraint.forced()[:limit])

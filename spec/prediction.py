@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 
-from verdraft.spec.draft import EMPTY, Draft, common_length
+from verdraft.spec.draft import ASK, EMPTY, Draft, common_length
 
 _FIRST_LEN = 16  # tokens of the first draft; doubles with every full acceptance
 _MIN_LEN = 4
@@ -61,6 +61,9 @@ class PredictionDrafter:
         if self._state != old:
             raise RuntimeError(f"the drafter is {self._state}, not {old}")
         self._state = new
+
+    def clue(self) -> int:
+        return ASK
 
     def propose(self, limit: int) -> Draft:
         self._become("running", "running")

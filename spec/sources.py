@@ -29,6 +29,9 @@ class _Sources:
         for drafter in self._drafters:
             drafter.stop()
 
+    def clue(self) -> int:
+        return max(drafter.clue() for drafter in self._drafters)
+
     def _proposals(self, limit: int) -> Iterator[Draft]:
         for drafter in self._drafters:
             draft = drafter.propose(limit)
@@ -50,21 +53,21 @@ class MostPromising(_Sources):
 
 
 def make_drafter(
-    mode: Literal["off", "suffix", "early_exit", "hispec", "eagle"],
+    mode: Literal["off", "suffix", "early_exit", "hispec", "eagle", "hybrid"],
     prediction: Sequence[int] = (),
     store: SharedSuffixStore | None = None,
     local_tokens: int = 32768,
     constraint: Constraint = UNCONSTRAINED,
 ) -> Drafter:
-    """The source of one sequence. `store` is None for a sequence that must not share; "off" drafts nothing at all,
-    and exits and EAGLE heads, which draft for themselves, do without the suffix source.
+    """The free sources of one sequence. `store` is None for a sequence that must not share; "off" drafts nothing at
+    all, and where one model is to draft, it does so without the suffix source.
 
     `local_tokens`: prompt and output tokens that the sequence's own index remembers, best the model's context length.
     `constraint`: what the sequence must keep to; it drafts too what it forces.
     """
     if mode == "off":
         return NoDrafter()
-    rest: list[Drafter] = [SuffixDrafter(store, local_tokens)] if mode == "suffix" else []
+    rest: list[Drafter] = [SuffixDrafter(store, local_tokens)] if mode in ("suffix", "hybrid") else []
     if constraint is not UNCONSTRAINED:
         rest = [MostPromising([*rest, GrammarDrafter(constraint)], constraint)]
     if prediction:

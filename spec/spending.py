@@ -6,7 +6,7 @@ Knows probabilities and seconds. Under load a pass is no longer nearly free per 
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,12 +17,17 @@ class CostTable:
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
+    _every: tuple[float, ...] = field(init=False, repr=False, compare=False)  # of 0, 1, 2, .. tokens
+
+    def __post_init__(self) -> None:
+        every = np.interp(range(self.tokens[-1] + 1), self.tokens, self.seconds)
+        object.__setattr__(self, "_every", tuple(every.tolist()))
 
     def of(self, tokens: int) -> float:
         """Seconds of a pass over `tokens` tokens; beyond the last point in proportion to it."""
         if tokens > self.tokens[-1]:
             return self.seconds[-1] * tokens / self.tokens[-1]
-        return float(np.interp(tokens, self.tokens, self.seconds))
+        return self._every[tokens]
 
     def points(self) -> list[tuple[int, float]]:
         """What was measured: (tokens, seconds)."""

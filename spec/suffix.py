@@ -2,7 +2,7 @@
 context. Knows tokens and sequences; which sequences may share a store is the caller's decision."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.suffix_index import Proposing, SuffixIndex
@@ -28,6 +28,10 @@ class SharedSuffixStore:
             self._index.append(token, findable=i == len(tail) - 1)
         self._index.extend(output)
         self._index.end_sequence()
+
+    def clue(self, context: Sequence[int], hashes: Mapping[int, int]) -> int:
+        """How much of `context` ends an earlier output's beginning; see SuffixIndex.clue."""
+        return self._index.clue(context, hashes)
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
         """What followed the end of `context` in an earlier output, at most `limit` tokens."""
@@ -115,6 +119,12 @@ class SuffixDrafter:
         self._running().extend(tokens)
         if self._store is not None:
             self._output.extend(tokens)
+
+    def clue(self) -> int:
+        index = self._running()
+        context, hashes = index.context(index.how.levels[-1]), index.hashes()
+        local = index.clue(context, hashes)
+        return local if self._store is None else max(local, self._store.clue(context, hashes))
 
     def propose(self, limit: int) -> Draft:
         index = self._running()

@@ -9,7 +9,7 @@ Everything is allocated once, so memory is bounded whatever is appended.
                   ^       ^              the proposal is what follows it
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,6 +187,23 @@ class SuffixIndex:
         end = slot % self._capacity + self._capacity + 1
         window: list[int] = self._tokens[end - length : end].tolist()
         return window
+
+    def hashes(self) -> dict[int, int]:
+        """Hashes of the open sequence's end by their lengths, as clue() of any index takes them."""
+        return {level.length: level.hash for level in self._levels if level.length <= self._run_len}
+
+    def clue(self, context: Sequence[int], hashes: Mapping[int, int]) -> int:
+        """How much of `context`, whose ends have these hashes, occurred before: the length of a level, or 0. A look at
+        the latest entry of each level, so it may miss some."""
+        newest = (self._next - 1) % self._capacity
+        for level in reversed(self._levels):
+            if (hash_value := hashes.get(level.length)) is not None:
+                slot = level.head[level.bucket(hash_value)] - 1
+                if slot == newest:  # the end of the open sequence itself
+                    slot = level.prev[slot] - 1
+                if slot >= 0 and self._window(slot, level.length) == context[-level.length :]:
+                    return level.length
+        return 0
 
     def find(self, context: Sequence[int]) -> list[Match]:
         """Earlier occurrences of the end of `context`, the most recent first: those that share the longest level."""

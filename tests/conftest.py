@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from verdraft.model.demo import demo_model
 from verdraft.model.eagle import EagleConfig, tensor_shapes
-from verdraft.spec.draft import EMPTY, Draft
+from verdraft.spec.draft import ASK, EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anybody imports it: tests outside gpu/ run on the CPU
@@ -154,6 +154,9 @@ class ScriptedDrafter:
     def extend(self, tokens: Sequence[int]) -> None:
         assert list(tokens) == self.answer[self.done : self.done + len(tokens)]
         self.done += len(tokens)
+
+    def clue(self) -> int:
+        return ASK
 
     def propose(self, limit: int) -> Draft:
         ahead = self.answer[self.done : self.done + self.random.randint(0, limit)]

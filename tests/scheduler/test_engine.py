@@ -10,7 +10,7 @@ from hypothesis.stateful import HealthCheck
 
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.request import Fault
-from verdraft.spec.draft import EMPTY, Draft, NoDrafter
+from verdraft.spec.draft import ASK, EMPTY, Draft, NoDrafter
 from verdraft.spec.spending import CostTable
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -225,6 +225,9 @@ class Breaks:
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._did("extend", 0 if self.method == "push" else len(tokens))
+
+    def clue(self) -> int:
+        return ASK
 
     def propose(self, limit: int) -> Draft:
         self._did("propose", 0)

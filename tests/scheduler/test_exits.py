@@ -188,11 +188,14 @@ def test_what_the_check_lets_through_is_learned_from_trials(make_engine, drain, 
 
 
 @pytest.mark.parametrize("mode", WINDOWS)
-def test_exits_that_cannot_pay_here_get_a_trial_and_are_given_up(make_engine, drain, make_request, exiting, mode):
+def test_exits_that_cannot_pay_here_are_tried_once_because_they_were_asked_for(
+    make_engine, drain, make_request, exiting, mode
+):
     engine = make_engine(**exiting(1, 1))
-    engine.drafting.exits.costs = ExitCosts(CostTable((1, 32), (1.0, 2.0)), *[CostTable((1, 32), (50.0, 50.0))] * 4)
-    request = make_request("a", PROMPT, max_tokens=60, ignore_eos=True, speculation=mode)
-    engine.add(request)
+    engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))
+    engine.drafting.exits.costs = ExitCosts(engine.drafting.costs, *[CostTable((1, 32), (50.0, 50.0))] * 4)
+    requests = [make_request(name, PROMPT, max_tokens=60, ignore_eos=True, speculation=mode) for name in "ab"]
+    for request in requests:
+        engine.add(request)
     drain(engine)
-    assert request.stats.given_up
-    assert request.stats.sources["early_exit"].num_draft_tokens == 24
+    assert [request.stats.sources["early_exit"].num_draft_tokens for request in requests] == [1, 1]

@@ -39,9 +39,9 @@ def generate(engine: Engine, **fields: object) -> tuple[list[int], Summary]:
 def test_two_layers_give_two_more_modes(deep_agreeing_path: Path) -> None:
     """What LayerSkip checkpoints are made for: the model's own norm and head at early layers (PAPERS 2.7)."""
     engine = build(deep_agreeing_path, exits="1,2", speculation="hispec")
-    assert engine.modes == ("auto", "off", "suffix", "early_exit", "hispec")
+    assert engine.modes == ("auto", "off", "suffix", "early_exit", "hispec", "hybrid")
     plain, _ = generate(engine, speculation="off")
-    for mode in ("auto", "early_exit", "hispec"):
+    for mode in ("auto", "early_exit", "hispec", "hybrid"):
         engine.drafting.exits.costs = ExitCosts()  # whatever this tiny model's passes cost, draft
         tokens, summary = generate(engine, speculation=mode)
         assert tokens == plain
@@ -50,7 +50,7 @@ def test_two_layers_give_two_more_modes(deep_agreeing_path: Path) -> None:
 
 @pytest.mark.parametrize("exits", ["auto", "none"])
 def test_a_model_without_exits_has_no_such_modes(deep_llama_path: Path, exits: str) -> None:
-    assert build(deep_llama_path, exits=exits).modes == ("auto", "off", "suffix")
+    assert build(deep_llama_path, exits=exits).modes == ("auto", "off", "suffix", "hybrid")
     with pytest.raises(SettingsError, match="--speculation: hispec needs early exits"):
         build(deep_llama_path, exits=exits, speculation="hispec")
 
@@ -63,7 +63,7 @@ def test_an_eagle_head_gives_one_more_mode(
     del tensors["lm_head.weight"]
     save_eagle(tmp_path, deep_llama_path, config, tensors, np.arange(320), 320, {})
     engine = build(deep_llama_path, eagle=str(tmp_path), speculation="eagle", eagle_draft="4,2,5")
-    assert engine.modes == ("auto", "off", "suffix", "eagle")
+    assert engine.modes == ("auto", "off", "suffix", "eagle", "hybrid")
     assert engine.drafting.eagle is not None
     assert all(seconds > 0 for _, seconds in engine.drafting.eagle.costs.extend.points())
     plain, _ = generate(engine, speculation="off")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from verdraft.spec.acceptance import verify
-from verdraft.spec.draft import EMPTY, Draft, Drafter
+from verdraft.spec.draft import ASK, EMPTY, Draft, Drafter
 
 
 @dataclass
@@ -55,6 +55,9 @@ class ScriptedDrafter:
 
     def extend(self, tokens: Sequence[int]) -> None:
         self.told.append(("extend", list(tokens)))
+
+    def clue(self) -> int:
+        return ASK if self.drafts else 0
 
     def propose(self, limit: int) -> Draft:
         return self.drafts.pop(0).trim(limit) if self.drafts else EMPTY

@@ -1,0 +1,198 @@
+"""`python -m verdraft.bench.hybrid [MODEL] --data FOLDER`: what each way to speculate brings, by workload and streams.
+
+Every arm is an engine of its own that keeps what it learns; all share the model and the KV memory and take turns, some
+prompts at a time, so that a noisy machine hits all alike. Decoding and prefill count. Every arm drafts from earlier
+answers to other prompts only, and the run fails when two arms differ about a token.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from verdraft.bench.hispec import CPU, Workloads, exits_of, read_workloads
+from verdraft.bench.prompts import add_data_flags
+from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.exit_head import Exits
+from verdraft.model.load import load_model
+from verdraft.model.source import resolve_model
+from verdraft.model.transformer import Transformer
+from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.engine import Engine
+from verdraft.scheduler.params import SamplingParams
+from verdraft.scheduler.request import Mode, Request, Router
+
+BLOCK = 16
+ARMS: dict[str, tuple[Mode, Router]] = {
+    "off": ("off", "payoff"),
+    "suffix": ("suffix", "payoff"),
+    "early_exit": ("early_exit", "payoff"),
+    "hispec": ("hispec", "payoff"),
+    "threshold": ("hybrid", "threshold"),
+    "score": ("hybrid", "score"),
+    "payoff": ("hybrid", "payoff"),
+}
+
+
+@dataclass(slots=True)
+class Cell:
+    """Sums of one arm on one workload at one number of streams."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    cycles: int = 0  # target passes of single sequences
+    accepted: int = 0
+    drafts: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, of all streams."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    @property
+    def cycles_per_thousand(self) -> float:
+        """Full-depth passes for 1,000 tokens of one sequence."""
+        return 1000 * self.cycles / max(1, self.tokens)
+
+    @property
+    def accepted_len(self) -> float:
+        """Mean tokens kept per verified draft, the bonus included."""
+        return 1 + self.accepted / max(1, self.drafts)
+
+    def add(self, other: "Cell") -> None:
+        """Sum up."""
+        for name in ("seconds", "tokens", "cycles", "accepted", "drafts"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(slots=True)
+class SharedPool:
+    """A model whose engines all get the same KV memory: only one of them works at a time."""
+
+    model: Transformer
+    pool: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def new_pool(self, num_blocks: int, block_size: int) -> Any:
+        if self.pool is None:
+            self.pool = self.model.new_pool(num_blocks, block_size)
+        return self.pool
+
+
+@dataclass(slots=True)
+class Bench:
+    """The engines, and the answers that all of them must give."""
+
+    engines: dict[str, Engine]
+    max_tokens: int
+    answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def cells(self, workload: str, prompts: Sequence[Sequence[int]], streams: int) -> dict[str, Cell]:
+        """All arms on these prompts, in turns whose order rotates."""
+        found = {arm: Cell() for arm in self.engines}
+        for turn, start in enumerate(range(0, len(prompts), streams)):
+            names = list(self.engines)
+            for arm in (*names[turn % len(names) :], *names[: turn % len(names)]):
+                found[arm].add(self.run(arm, prompts[start : start + streams], f"{workload} {streams}"))
+        return found
+
+    def run(self, arm: str, prompts: Sequence[Sequence[int]], salt: str) -> Cell:
+        """All prompts together. Raises when an answer differs from another arm's."""
+        engine, (mode, _) = self.engines[arm], ARMS[arm]
+        engine.scheduler.pool.clear_cache()  # its blocks were written over by the other arms
+        before = _counts(engine)
+        outputs: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+        params = SamplingParams(max_tokens=self.max_tokens, temperature=0.0)
+        start = time.perf_counter()
+        for i, prompt in enumerate(prompts):
+            engine.add(Request(id=str(i), prompt=prompt, params=params, speculation=mode, cache_salt=salt))
+        while engine.has_work:
+            for request, piece in engine.step():
+                outputs[request.id] += piece.tokens
+        seconds = time.perf_counter() - start
+        for prompt, tokens in zip(prompts, outputs.values(), strict=True):
+            if self.answers.setdefault(tuple(prompt), tokens) != tokens:
+                raise RuntimeError(f"{arm}: another answer than that of the first arm, at {len(prompts)} streams")
+        cycles, accepted, drafts = (b - a for a, b in zip(before, _counts(engine), strict=True))
+        return Cell(seconds, sum(map(len, outputs.values())), cycles, accepted, drafts)
+
+
+def _counts(engine: Engine) -> tuple[int, int, int]:
+    counters = engine.counters()
+    stats = counters.spec.values()
+    return counters.target_passes, sum(s.num_accepted_tokens for s in stats), sum(s.num_drafts for s in stats)
+
+
+def make_engines(args: argparse.Namespace, model: SharedPool, exits: Exits, longest: int) -> dict[str, Engine]:
+    """One engine for each arm, with room for as many streams as will be measured."""
+    engines: dict[str, Engine] = {}
+    for arm in args.arms:
+        config = EngineConfig(
+            max_model_len=longest,
+            num_blocks=max(args.streams) * -(-longest // BLOCK),
+            block_size=BLOCK,
+            max_num_seqs=max(args.streams),
+            router=ARMS[arm][1],
+            eos_token_ids=model.config.eos_token_ids,
+        )
+        engines[arm] = Engine(model, config, exits=exits)  # type: ignore[arg-type]
+        engines[arm].measure()
+    return engines
+
+
+def report(args: argparse.Namespace, bench: Bench, workloads: Workloads) -> Iterator[str]:
+    """A table for each number of streams, row by row as it is measured; ratios are to the first arm."""
+    for streams in args.streams:
+        yield f"\n{streams} streams: tokens/s, its ratio to {args.arms[0]}, cycles per 1,000 tokens, accepted length"
+        yield f"{'workload':14}" + "".join(f"{arm:>24}" for arm in args.arms)
+        total = {arm: Cell() for arm in args.arms}
+        for workload, prompts in workloads.items():
+            found = bench.cells(workload, prompts, streams)
+            yield _row(workload, found)
+            for arm, cell in found.items():
+                total[arm].add(cell)
+        yield _row("all", total)
+
+
+def _row(name: str, cells: dict[str, Cell]) -> str:
+    base = next(iter(cells.values())).rate
+    columns = [
+        f"{cell.rate:6.1f} {cell.rate / base:5.2f}x {cell.cycles_per_thousand:5.0f} {cell.accepted_len:4.2f}"
+        for cell in cells.values()
+    ]
+    return f"{name:14}" + "".join(f"{column:>24}" for column in columns)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="verdraft.bench.hybrid", description=__doc__)
+    parser.add_argument("model", nargs="?", help="folder, hub id or .gguf file; default: the demo model")
+    parser.add_argument("--exits", default="auto", help="as for `verdraft serve`")
+    parser.add_argument("--quantization", default="auto", help="as for `verdraft serve`")
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="the first is the base")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--prompts", type=int, default=16, help="of each workload")
+    parser.add_argument("--max-tokens", type=int, default=96, help="of every answer")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_data_flags(parser)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(args.threads)
+    path = resolve_model(args.model)
+    model = load_model(path, choose_kernels("cpu", CPU, torch.float32, args.quantization), torch.float32, CPU)
+    workloads = read_workloads(args, path)
+    longest = max(len(prompt) for prompts in workloads.values() for prompt in prompts) + args.max_tokens
+    engines = make_engines(args, SharedPool(model), exits_of(args.exits, model, path), longest)
+    for line in report(args, Bench(engines, args.max_tokens), workloads):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

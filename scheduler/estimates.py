@@ -1,0 +1,58 @@
+"""What suffix drafts are expected to bring: the predictor's view of them instead of the index's own estimate."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+from verdraft.scheduler.sequence import Sequence
+from verdraft.spec.draft import Draft
+from verdraft.spec.features import NO_CLASSES, DecodeState, TokenClasses, describe
+from verdraft.spec.hindsight import LabelledState
+from verdraft.spec.predictor import PayoffPredictor, path_probs
+
+HIGH_PAYOFF = 6  # accepted tokens (PAPERS 1.1)
+
+
+@dataclass(slots=True)
+class PredictorCounts:
+    """How often a high payoff was predicted, came, and both."""
+
+    predicted: int = 0
+    came: int = 0
+    hits: int = 0
+
+    def add(self, state: LabelledState) -> None:
+        """One draft whose fate is known."""
+        predicted, came = state.predicted > HIGH_PAYOFF, state.accepted >= HIGH_PAYOFF
+        self.predicted += predicted
+        self.came += came
+        self.hits += predicted and came
+
+
+@dataclass(slots=True)
+class Estimates:
+    """Without a predictor, drafts keep the index's probabilities. `classes` are the flags of the model's tokens."""
+
+    predictor: PayoffPredictor | None = None
+    classes: TokenClasses = field(default_factory=lambda: NO_CLASSES)
+    counts: PredictorCounts = field(default_factory=PredictorCounts)
+
+    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> tuple[list[Draft], list[float]]:
+        """The drafts with the probabilities to go by, and the expected accepted length of each."""
+        found, scores = list(drafts), [draft.score for draft in drafts]
+        chosen = [i for i, draft in enumerate(drafts) if draft.source == "suffix" and draft.tokens]
+        if self.predictor is None or not chosen:
+            return found, scores
+        states = [DecodeState(s.num_prompt, s.num_output, s.hindsight.history) for s in (seqs[i] for i in chosen)]
+        features = describe([drafts[i] for i in chosen], states, self.classes)
+        mean, survival = self.predictor.predict(features)
+        for row, i in enumerate(chosen):
+            draft = drafts[i]
+            found[i] = replace(draft, probs=path_probs(survival[row], len(draft.tokens)))
+            scores[i] = float(mean[row])
+            seqs[i].hindsight.watch(draft.tokens, features[row], scores[i])
+        return found, scores
+
+    def learn(self, seq: Sequence, committed: Seq[int]) -> None:
+        """The sequence goes on with these tokens: what became of its drafts."""
+        for state in seq.hindsight.commit(committed):
+            self.counts.add(state)

@@ -1,0 +1,151 @@
+"""Who drafts how in one step: of every sequence which source, and how many tokens (DESIGN section 6).
+
+Knows probabilities and seconds. A sequence may have a free draft, whose tokens are known and cost only their
+verification, and models may draft for it, which takes time that all sequences share for which the model drafts in
+lockstep. What is wanted is the most tokens a second over all sequences that decode together.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from verdraft.spec.spending import CostTable, spend
+
+TAU = 6.0  # accepted tokens above which HVD verifies the suffix draft (PAPERS 1.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One model's offer to draft in this step.
+
+    `hopes` by sequence: how many tokens of drafts of 1, 2, .. tokens (trees: levels) will be accepted, on average.
+    `seconds(count, length, rows)`: what drafting `length` tokens for `count` sequences takes, less what it saves the
+    pass over `rows` tokens that follows. `rows_at`: tokens to verify at every length; empty for chains.
+    `unknown` and `unseen` are sequences for which its drafts were judged too seldom yet, or were never made though it
+    was asked for.
+    """
+
+    name: str
+    hopes: Mapping[int, Sequence[float]]
+    seconds: Callable[[int, int, int], float]
+    rows_at: Sequence[int] = ()
+    unknown: Sequence[int] = ()
+    unseen: Sequence[int] = ()
+
+    @property
+    def longest(self) -> int:
+        """Tokens (levels) of the longest draft offered."""
+        return max(map(len, self.hopes.values()), default=0)
+
+    def length(self, i: int, length: int) -> int:
+        """As long as sequence i's draft may be, and no longer than `length`."""
+        return min(length, len(self.hopes[i]))
+
+    def rows(self, i: int, length: int) -> int:
+        """Tokens to verify of such a draft."""
+        length = self.length(i, length)
+        return self.rows_at[length - 1] if self.rows_at and length else length
+
+    def expected(self, i: int, length: int) -> float:
+        """Tokens of such a draft that will be accepted."""
+        length = self.length(i, length)
+        return self.hopes[i][length - 1] if length else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What one sequence verifies: so many tokens of its free draft, or of what the arm of this name drafts for it."""
+
+    arm: str | None
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a step is expected to yield: tokens of all sequences, by a pass over so many rows, after so many seconds of
+    drafting."""
+
+    tokens: float
+    rows: int
+    drafting: float = 0.0
+
+    def seconds(self, costs: CostTable) -> float:
+        """Of the whole step."""
+        return max(costs.of(self.rows) + self.drafting, 1e-9)
+
+    def rate(self, costs: CostTable) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds(costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A route for each sequence, and what they come to together."""
+
+    routes: tuple[Route, ...]
+    outlook: Outlook
+    trials: tuple[int, ...] = ()  # sequences that draft only so that something is learned
+
+
+def free_plan(free: Sequence[Sequence[float]], costs: CostTable) -> Plan:
+    """Free drafts alone, each as long as pays. free[i][j] is the chance that draft i is accepted beyond token j."""
+    lengths = spend(free, len(free), costs)
+    tokens = len(free) + sum(sum(probs[:n]) for probs, n in zip(free, lengths, strict=True))
+    return Plan(tuple(Route(None, n) for n in lengths), Outlook(tokens, len(free) + sum(lengths)))
+
+
+def payoff(free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: CostTable) -> Plan:
+    """The most tokens a second: free drafts as long as pays, and then, model by model, the use that adds most to the
+    rate, until none adds anything."""
+    plan, rest = free_plan(free, costs), list(arms)
+    while rest:
+        uses = [(used, arm) for arm in rest for used in _uses(plan, arm, free)]
+        best, arm = max(uses, key=lambda use: use[0].outlook.rate(costs), default=(plan, rest[0]))
+        if best.outlook.rate(costs) <= plan.outlook.rate(costs):
+            break
+        plan = best
+        rest.remove(arm)
+    return plan
+
+
+def by_score(free: Sequence[Sequence[float]], scores: Sequence[float], tau: float, arms: Sequence[Arm]) -> Plan:
+    """HVD (PAPERS 1.1): the whole free draft where its score is above `tau`, else the first model that offers a draft,
+    at full length. One source a step and no weighing: `plan.outlook` leaves out what drafting takes."""
+    routes = tuple(_first_choice(i, free[i], score > tau, arms) for i, score in enumerate(scores))
+    return Plan(routes, Outlook(float(len(free)), len(free) + sum(route.length for route in routes)))
+
+
+def use(plan: Plan, arm: Arm, chosen: Sequence[int], length: int, free: Sequence[Sequence[float]]) -> Plan:
+    """`plan` with drafts of `length` tokens by the arm for these sequences instead of what they had."""
+    routes = list(plan.routes)
+    tokens, rows = plan.outlook.tokens, plan.outlook.rows
+    for i in chosen:
+        tokens += arm.expected(i, length) - sum(free[i][: routes[i].length])
+        rows += arm.rows(i, length) - routes[i].length
+        routes[i] = Route(arm.name, arm.length(i, length))
+    drafting = plan.outlook.drafting + arm.seconds(len(chosen), length, rows)
+    return Plan(tuple(routes), Outlook(tokens, rows, drafting), plan.trials)
+
+
+def loss(plan: Plan, other: Plan, costs: CostTable) -> float:
+    """Seconds that a step by `other` takes longer for its tokens than at the rate of `plan`; negative for a gain."""
+    return other.outlook.seconds(costs) - other.outlook.tokens / plan.outlook.rate(costs)
+
+
+def _uses(plan: Plan, arm: Arm, free: Sequence[Sequence[float]]) -> Iterator[Plan]:
+    """Every length, for all sequences that it brings more tokens, for the better half of them, and so on. Who has
+    another model's draft keeps it."""
+    kept = {i: sum(free[i][: plan.routes[i].length]) for i in arm.hopes if plan.routes[i].arm is None}
+    for length in range(1, arm.longest + 1):
+        gains = sorted(((arm.expected(i, length) - expected, i) for i, expected in kept.items()), reverse=True)
+        chosen = [i for gain, i in gains if gain > 0]
+        while chosen:
+            yield use(plan, arm, chosen, length, free)
+            chosen = chosen[: len(chosen) // 2]
+
+
+def _first_choice(i: int, free: Sequence[float], trusted: bool, arms: Sequence[Arm]) -> Route:
+    offers = (arm for arm in arms if arm.hopes.get(i))
+    arm = None if trusted else next(offers, None)
+    if arm is None:
+        return Route(None, len(free) if trusted else 0)
+    return Route(arm.name, len(arm.hopes[i]))

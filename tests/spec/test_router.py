@@ -1,0 +1,131 @@
+"""Routes: who drafts how in a step, by what it brings and takes."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verdraft.spec.asking import Asking
+from verdraft.spec.router import Arm, Plan, Route, by_score, free_plan, loss, payoff, use
+from verdraft.spec.spending import CostTable
+from verdraft.spec.trials import Trials
+
+LAPTOP = CostTable((1, 8, 16, 64), (30.0, 34.0, 44.0, 98.0))
+STEEP = CostTable((1, 64), (30.0, 30.0 * 64))  # every row costs as much as the first
+
+
+def arm(name: str, hopes: dict[int, Sequence[float]], seconds: float = 0.0) -> Arm:
+    """A model that takes so many seconds for each level, whoever takes part."""
+    return Arm(name, hopes, lambda count, length, rows: seconds * length)
+
+
+def model(share: float, sequences: int, length: int = 4, seconds: float = 3.0) -> Arm:
+    """One whose tokens are right so often."""
+    hopes = [sum(share ** (j + 1) for j in range(n + 1)) for n in range(length)]
+    return arm("model", dict.fromkeys(range(sequences), hopes), seconds)
+
+
+def test_a_free_draft_that_is_good_needs_no_model() -> None:
+    plan = payoff([[0.99, 0.98, 0.97, 0.96, 0.95]], [model(0.5, 1)], LAPTOP)
+    assert plan.routes == (Route(None, 5),)
+
+
+def test_a_model_drafts_where_nothing_is_free() -> None:
+    plan = payoff([[0.9] * 5, []], [model(0.8, 2, seconds=1.0)], LAPTOP)
+    assert plan.routes[0] == Route(None, 5)
+    assert plan.routes[1].arm == "model"
+    assert plan.routes[1].length > 1
+
+
+def test_a_model_that_is_slow_or_wrong_drafts_nothing() -> None:
+    for bad in (model(0.8, 1, seconds=30.0), model(0.05, 1)):
+        assert payoff([[]], [bad], LAPTOP).routes == (Route(None, 0),)
+
+
+def test_lockstep_shares_the_time_of_drafting() -> None:
+    """What pays for nobody alone may pay for several together."""
+    slow = model(0.7, 4, length=1, seconds=16.0)
+    assert payoff([[]], [model(0.7, 1, length=1, seconds=22.0)], LAPTOP).routes[0].arm is None
+    assert payoff([[], [], [], []], [slow], LAPTOP).routes == (Route("model", 1),) * 4
+
+
+def test_under_load_nothing_pays() -> None:
+    assert payoff([[0.9, 0.8]] * 4, [model(0.9, 4)], STEEP).routes == (Route(None, 0),) * 4
+
+
+def test_trees_are_priced_by_their_nodes() -> None:
+    chain = Arm("model", {0: [0.6, 1.0]}, lambda *_: 0.0)
+    tree = Arm("model", {0: [0.6, 1.0]}, lambda *_: 0.0, rows_at=(20, 40))
+    assert use(free_plan([[]], LAPTOP), tree, [0], 2, [[]]).outlook.rows == 41
+    assert payoff([[]], [chain], LAPTOP).routes == (Route("model", 2),)
+    assert payoff([[]], [tree], LAPTOP).routes == (Route(None, 0),)
+
+
+def test_a_trial_is_priced_by_what_it_loses() -> None:
+    bad = model(0.1, 2, seconds=10.0)
+    plan = free_plan([[], []], LAPTOP)
+    trial = use(plan, bad, [1], 1, [[], []])
+    assert trial.routes == (Route(None, 0), Route("model", 1))
+    # 10 of drafting and two rows' difference, less a tenth of a token at the rate of plain decoding
+    expected = 10.0 + LAPTOP.of(3) - LAPTOP.of(2) - 0.1 * LAPTOP.of(2) / 2
+    assert loss(plan, trial, LAPTOP) == pytest.approx(expected)
+
+
+def test_hvd_takes_the_free_draft_above_the_threshold_and_a_model_below() -> None:
+    eagle, exits = arm("eagle", {0: [0.5] * 8}), arm("exits", {0: [0.5] * 4, 1: [0.5] * 4})
+    free = [[0.9] * 3, [0.9] * 3, [0.9] * 3]
+    assert by_score(free, [6.0, 6.0, 6.0], 6.0, [eagle, exits]).routes == (
+        Route("eagle", 8),
+        Route("exits", 4),
+        Route(None, 0),
+    )
+    assert by_score(free, [6.1, 7.0, 9.0], 6.0, [eagle, exits]).routes == (Route(None, 3),) * 3
+
+
+probabilities = st.lists(st.floats(0.01, 1.0), max_size=6).map(lambda probs: sorted(probs, reverse=True))
+
+
+@given(st.lists(probabilities, min_size=1, max_size=6), st.floats(0.0, 1.0), st.floats(0.0, 30.0))
+def test_what_is_chosen_is_never_worse_than_no_draft(free: list[list[float]], share: float, seconds: float) -> None:
+    offered = model(share, len(free), seconds=seconds)
+    plan = payoff(free, [offered], LAPTOP)
+    assert plan.outlook.rate(LAPTOP) >= free_plan(free, LAPTOP).outlook.rate(LAPTOP)
+    assert free_plan(free, LAPTOP).outlook.rate(LAPTOP) >= len(free) / LAPTOP.of(len(free)) * (1 - 1e-9)
+    assert plan.outlook == _recounted(plan, free, offered)
+
+
+def _recounted(plan: Plan, free: list[list[float]], offered: Arm) -> object:
+    """The outlook by the routes alone."""
+    tokens, rows, users = float(len(free)), len(free), 0
+    for i, route in enumerate(plan.routes):
+        rows += route.length
+        users += route.arm is not None
+        tokens += sum(free[i][: route.length]) if route.arm is None else offered.expected(i, route.length)
+    length = max((route.length for route in plan.routes if route.arm), default=0)
+    drafting = offered.seconds(users, length, rows)
+    return type(plan.outlook)(pytest.approx(tokens), rows, pytest.approx(drafting))
+
+
+def test_a_source_that_brings_too_little_is_asked_now_and_then() -> None:
+    asking = Asking()
+    for _ in range(50):
+        if asking.pays("vain"):
+            asking.learn("vain", -1e-5)
+        if asking.pays("worth it"):
+            asking.learn("worth it", 1e-3)
+    assert sum(asking.pays("vain") for _ in range(160)) == 10
+    assert all(asking.pays("worth it") for _ in range(160))
+    for _ in range(3):
+        asking.learn("vain", 1e-3)  # things have changed
+    assert all(asking.pays("vain") for _ in range(16))
+
+
+def test_trials_cost_a_small_share_of_the_time() -> None:
+    trials, lost = Trials(), 0.0
+    for _ in range(10_000):
+        trials.earn(0.01)
+        lost += 0.02 if trials.may_spend(0.02) else 0.0
+    assert 0.5 < lost < 0.02 * 100
+    assert trials.may_spend(5.0, must=True)
+    assert not trials.may_spend(0.001)
