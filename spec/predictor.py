@@ -22,6 +22,7 @@ FORMAT = 1
 LENGTHS = 16  # survival is predicted for 1 .. LENGTHS tokens
 HIDDEN = 256
 MEAN_UNIT = 8.0  # tokens: the mean leaves the network in this unit, so that both losses are of one size
+_ALONE, _ROWS = 1 << 18, 16  # multiplications that OpenBLAS does on one thread
 SHIPPED = Path(__file__).parent / "predictor.safetensors"
 
 
@@ -56,10 +57,10 @@ class PayoffPredictor:
         """From `features` [N, F], as describe() gives them."""
         hidden: Floats = (features - self.shift) * self.scale
         for weight, bias in self.layers[:-1]:
-            hidden = hidden @ weight
+            hidden = product(hidden, weight)
             hidden += bias
             np.maximum(hidden, 0.0, out=hidden)
-        out: Floats = hidden @ self.layers[-1].weight + self.layers[-1].bias
+        out = product(hidden, self.layers[-1].weight) + self.layers[-1].bias
         mean: Floats = np.maximum(out[:, 0] * np.float32(MEAN_UNIT), 0.0)
         survival: Floats = sigmoid(out[:, 1:])
         return Payoff(mean, np.multiply.accumulate(survival, axis=1))
@@ -108,6 +109,23 @@ def new_predictor(rng: np.random.Generator, hidden: int = HIDDEN) -> PayoffPredi
     ]
     zeros, ones = np.zeros(len(FEATURES), np.float32), np.ones(len(FEATURES), np.float32)
     return PayoffPredictor(zeros, ones, (layers[0], layers[1], layers[2]))
+
+
+def product(a: Floats, b: Floats) -> Floats:  # [n, k], [k, m] -> [n, m]
+    """a @ b on this thread alone, for k and m of a hidden layer at the most.
+
+    OpenBLAS calls other threads in for larger products. They spin, and fight with those of the model: on busy cores
+    sixteen rows then take milliseconds. So rows go in groups, and columns in quarters where that is still too much.
+    """
+    n, (k, m) = len(a), b.shape
+    if n * k * m <= _ALONE:
+        found: Floats = a @ b
+        return found
+    groups = np.zeros((-(-n // _ROWS), 1, _ROWS, k), np.float32)
+    groups.reshape(-1, k)[:n] = a
+    quarters = 4 if _ROWS * k * m > _ALONE else 1
+    blocks = groups @ b.reshape(k, quarters, m // quarters).transpose(1, 0, 2)  # [groups, quarters, rows, columns]
+    return blocks.transpose(0, 2, 1, 3).reshape(-1, m)[:n]
 
 
 def sigmoid(x: Floats) -> Floats:

@@ -14,6 +14,7 @@ from verdraft.spec.predictor import (
     load_predictor,
     new_predictor,
     path_probs,
+    product,
 )
 
 FEW = np.random.default_rng(1).normal(size=(5, len(FEATURES))).astype(np.float32)
@@ -43,6 +44,14 @@ def test_survival_never_rises_whatever_the_input() -> None:
     assert survival.shape == (50, LENGTHS)
     assert (np.diff(survival, axis=1) <= 0).all()
     assert ((survival >= 0) & (survival <= 1)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 256, 256), (5, 256, 256), (16, 256, 256), (100, 256, 256), (300, 256, 17)])
+def test_products_in_pieces_are_products(shape: tuple[int, int, int]) -> None:
+    n, k, m = shape
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(n, k)).astype(np.float32), rng.normal(size=(k, m)).astype(np.float32)
+    assert np.allclose(product(a, b), a.astype(np.float64) @ b, atol=1e-3)
 
 
 def test_an_empty_batch_has_no_predictions() -> None:
