@@ -1,8 +1,8 @@
 """`python -m verdraft.bench.kernels`: each CPU kernel against its floor, torch and the portable fallback, by rows.
 
 The floor of a kernel is the larger of its bytes over the machine's read speed and its multiplications over
-the machine's product speed, both measured first. Then what layers and head of a model cost. Trust nothing from a
-busy machine.
+the machine's product speed, both measured first. Then what layers and head of a model cost, and which part of a step
+is Python. Trust nothing from a busy machine.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from verdraft.bench.python_share import print_share
 from verdraft.bench.segments import print_segments
 from verdraft.bench.timing import CPU, one_sequence, seconds
 from verdraft.kernels.base import Kernels
@@ -78,6 +79,7 @@ def main() -> None:
             for work in [*products, *others]:
                 report(work, machine)
         print_segments(args.model or demo_model(), args.exits, args.context)
+    print_share(args.model or demo_model(), args.context)
 
 
 def report(work: Work, machine: Machine) -> None:

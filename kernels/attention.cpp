@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "operations.h"
 #include "threads.h"
 #include "vectors.h"
 

@@ -1,6 +1,6 @@
 """What every kernel backend offers. Pure functions on tensors: no layer, model or request is known here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -28,6 +28,35 @@ class Batch:
     max_q: int
     max_k: int
     parents: Tensor = CHAINS  # [T] int32: an earlier query of the same row, -1: the token before this pass; or CHAINS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer of Llama's form: RMSNorm, attention with rope, RMSNorm, SwiGLU, each half added to its input."""
+
+    attention_norm: Tensor  # [hidden]
+    qkv: Any  # packed, as the following
+    head_norms: tuple[Tensor, Tensor] | None  # [dim] each, over every head of q and of k before rope
+    output: Any
+    mlp_norm: Tensor  # [hidden]
+    up: Any  # [gate | up]
+    down: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerForm:
+    """What all layers of a model share."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float  # of the norms
+    cos: Tensor  # [positions, dim / 2] float32
+    sin: Tensor  # [positions, dim / 2] float32
+
+
+# hidden [T, hidden], the batch, one LayerKV per layer, first and last (exclusive): what leaves the last, a new tensor
+FusedLayers: TypeAlias = Callable[[Tensor, Batch, Sequence[LayerKV], int, int], Tensor]
 
 
 class KernelUnavailable(RuntimeError):
@@ -103,4 +132,8 @@ class Kernels(Protocol):
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         """x [T, in] times the packed weight: [T, out]."""
+        ...
+
+    def fuse(self, layers: Sequence[LayerWeights], form: LayerForm) -> FusedLayers | None:
+        """A range of these layers in one call, with the bits of the single operations; None: not offered."""
         ...

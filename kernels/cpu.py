@@ -5,29 +5,20 @@ Rows never depend on their neighbours, bit for bit. Knows no model.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from verdraft.kernels.base import Batch
+from verdraft.kernels.base import Batch, FusedLayers, LayerForm, LayerWeights
 from verdraft.kernels.blocks import Quantization, choose_blocks
 from verdraft.kernels.build import NativeUnavailable, build_native
+from verdraft.kernels.fused import NativeLayers
 from verdraft.kernels.native import NativeOps
+from verdraft.kernels.packed import FEW_ROWS, TwoPacks
 from verdraft.kernels.portable import PortableOps
 
 _log = logging.getLogger("verdraft.kernels")
-
-FEW_ROWS: Final = 12  # up to here a product waits for memory, so blocks win; beyond, expanding them costs more
-
-
-@dataclass(frozen=True, slots=True)
-class TwoPacks:
-    """One weight twice, with equal bits: few rows read the small blocks, more rows the fp32 panels."""
-
-    blocks: Any
-    panels: Any
 
 
 class CpuKernels:
@@ -109,6 +100,9 @@ class CpuKernels:
             packed = packed.blocks if x.shape[0] <= FEW_ROWS else packed.panels
         out: Tensor = self._ops.linear(x, packed)
         return out
+
+    def fuse(self, layers: Sequence[LayerWeights], form: LayerForm) -> FusedLayers | None:
+        return NativeLayers(self._ops.layers, layers, form) if isinstance(self._ops, NativeOps) else None
 
 
 def _best_ops() -> NativeOps | PortableOps:

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable
-from verdraft.kernels.blocks import Bits, Blocks
+from verdraft.kernels.blocks import Blocks
 from verdraft.kernels.build import NativeUnavailable
 from verdraft.kernels.hugepages import HugePages
 from verdraft.kernels.noise import Words
+from verdraft.kernels.packed import NativeBlocks, NativeLinear
 
 _LONG: Final = 1 << 24  # multiplications of a product that takes some tenths of a millisecond
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_SIGNATURES: Final = {
+SIGNATURES: Final = {
     "verdraft_attend": (_P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _F),
     "verdraft_move": (_P, _P, _P, _I),
     "verdraft_write": (_P, _I, _P, _I, _P, _P, _I),
@@ -31,6 +32,7 @@ _SIGNATURES: Final = {
     "verdraft_silu_mul": (_P, _I, _P, _I, _I),
     "verdraft_linear": (_P, _I, _P, _P, _P, _I, _I, _I),
     "verdraft_block_linear": (_I, _P, _I, _P, _P, _P, _I, _I, _I),
+    "verdraft_layers": (_P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _I, _F, _F, _I),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
 }
 
@@ -43,27 +45,6 @@ class NativeKV:
     v: Tensor  # [pages, kv_heads, page_size, dim rounded up to the vector]
     fields: Tensor  # [5] int64: both addresses, page_size, kv_heads, dim
     address: int  # of `fields`
-
-
-@dataclass(frozen=True, slots=True)
-class NativeLinear:
-    """A weight in the panels of product.cpp."""
-
-    panels: Tensor  # [outs / width, ins, width], filled up with zeros
-    bias: Tensor | None  # [outs]
-    outs: int
-
-
-@dataclass(frozen=True, slots=True)
-class NativeBlocks:
-    """A weight in the panels of quantized.cpp."""
-
-    panels: Tensor  # uint8 [outs / width, groups, bytes]
-    bias: Tensor | None  # [outs]
-    ins: int
-    outs: int
-    bits: Bits
-    long_rows: int  # so many rows take some tenths of a millisecond
 
 
 class NativeOps:
@@ -88,6 +69,7 @@ class NativeOps:
         self._linear, self._long_linear = _function(held, "verdraft_linear"), _function(released, "verdraft_linear")
         self._block_linear = _function(held, "verdraft_block_linear")
         self._long_block_linear = _function(released, "verdraft_block_linear")
+        self.layers = _function(released, "verdraft_layers")
         self._philox = _function(held, "verdraft_philox")
 
     def pool(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int) -> Sequence[NativeKV]:
@@ -97,12 +79,12 @@ class NativeOps:
             )
         keys, dim = _round_up(page_size, self._lanes), _round_up(head_dim, self._lanes)
 
-        def layer() -> NativeKV:
+        def layer(fields: Tensor) -> NativeKV:
             k, v = torch.zeros(pages, kv_heads, head_dim, keys), torch.zeros(pages, kv_heads, page_size, dim)
-            fields = torch.tensor([k.data_ptr(), v.data_ptr(), page_size, kv_heads, head_dim])
+            fields[:] = torch.tensor([k.data_ptr(), v.data_ptr(), page_size, kv_heads, head_dim])
             return NativeKV(k, v, fields, fields.data_ptr())
 
-        return [layer() for _ in range(layers)]
+        return [layer(fields) for fields in torch.empty(layers, 5, dtype=torch.int64)]  # side by side for layers.cpp
 
     def write(self, k: Tensor, v: Tensor, layer_kv: NativeKV, slots: Tensor) -> None:
         assert slots.dtype == torch.int64
@@ -228,7 +210,7 @@ class NativeOps:
 
 def _function(library: ctypes.CDLL, name: str) -> Any:
     function = library[name]
-    function.argtypes = _SIGNATURES[name]
+    function.argtypes = SIGNATURES[name]
     function.restype = None
     return function
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "operations.h"
 #include "threads.h"
 #include "vectors.h"
 

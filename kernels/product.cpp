@@ -10,6 +10,7 @@
 #include <array>
 #include <utility>
 
+#include "operations.h"
 #include "vectors.h"
 
 namespace {

@@ -11,6 +11,7 @@
 #include <array>
 #include <utility>
 
+#include "operations.h"
 #include "vectors.h"
 
 namespace {

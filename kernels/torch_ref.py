@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verdraft.kernels.base import Batch
+from verdraft.kernels.base import Batch, LayerForm, LayerWeights
 from verdraft.kernels.tree import paths
 
 
@@ -109,6 +109,9 @@ class TorchKernels:
 
     def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
         return F.linear(x, packed.weight, packed.bias)
+
+    def fuse(self, layers: Sequence[LayerWeights], form: LayerForm) -> None:
+        """Not offered."""
 
 
 def visible(parents: Sequence[int], q_len: int, k_len: int) -> Tensor:

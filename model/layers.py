@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, Kernels, LayerKV
+from verdraft.kernels.base import Batch, Kernels, LayerForm, LayerKV, LayerWeights
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
 AddNorm: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # adds the second to the first, in place; the norm of the sum
@@ -64,6 +64,26 @@ class Layer:
         place(q, k, v, layer_kv, batch.slots)
         attended = self.kernels.attend(q, layer_kv, batch, self.heads.head_dim**-0.5)
         return attended.view(attended.shape[0], -1)
+
+
+def llama_layer(kernels: Kernels, weights: LayerWeights, form: LayerForm) -> Layer:
+    """A layer of single operations."""
+
+    def norm(weight: Tensor) -> Norm:
+        return partial(kernels.rms_norm, weight=weight, eps=form.eps)
+
+    return Layer(
+        kernels=kernels,
+        heads=Heads(form.num_heads, form.num_kv_heads, form.head_dim),
+        attention_norm=norm(weights.attention_norm),
+        qkv=weights.qkv,
+        prepare=head_norms(*map(norm, weights.head_norms)) if weights.head_norms else no_head_norm,
+        output=weights.output,
+        mlp_norm=partial(kernels.add_rms_norm, weight=weights.mlp_norm, eps=form.eps),
+        up=weights.up,
+        activation=kernels.silu_mul,
+        down=weights.down,
+    )
 
 
 class Positions(Protocol):

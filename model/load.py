@@ -8,17 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verdraft.kernels.base import Kernels
+from verdraft.kernels.base import FusedLayers, Kernels, LayerForm, LayerWeights
 from verdraft.model.config import ModelConfig, read_config
 from verdraft.model.layers import (
-    AddNorm,
     Heads,
     Layer,
     LearnedPositions,
     Norm,
     RotaryPositions,
     after_adding,
-    head_norms,
+    llama_layer,
     no_head_norm,
 )
 from verdraft.model.rope import inverse_frequencies, rope_tables
@@ -49,12 +48,15 @@ class _LlamaLoader:
     def load(self) -> Transformer:
         config = self.config
         embedding = self.weights.take(f"{self.prefix}.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        positions = self.positions()
+        layers, fused = self.layers(positions)
         return Transformer(
             config=config,
             kernels=self.kernels,
             embedding=embedding,
-            positions=self.positions(),
-            layers=tuple(self.layer(f"{self.prefix}.layers.{index}") for index in range(config.num_layers)),
+            positions=positions,
+            layers=layers,
+            fused=fused,
             final_norm=self.norm(self.final, config.hidden_size),
             head=self.kernels.pack(embedding) if config.tied_head else self.packed(["lm_head"], [config.vocab_size]),
         )
@@ -65,19 +67,31 @@ class _LlamaLoader:
         cos, sin = rope_tables(inverse, config.max_model_len)
         return RotaryPositions(self.kernels, cos.to(self.device), sin.to(self.device))
 
-    def layer(self, prefix: str) -> Layer:
+    def layers(self, positions: RotaryPositions | LearnedPositions) -> tuple[Sequence[Layer], FusedLayers | None]:
+        """All layers, one by one and as the backend fuses them."""
+        config = self.config
+        assert isinstance(positions, RotaryPositions)
+        form = LayerForm(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.norm_eps,
+            cos=positions.cos,
+            sin=positions.sin,
+        )
+        weights = [self.layer_weights(f"{self.prefix}.layers.{index}") for index in range(config.num_layers)]
+        return tuple(llama_layer(self.kernels, layer, form) for layer in weights), self.kernels.fuse(weights, form)
+
+    def layer_weights(self, prefix: str) -> LayerWeights:
         config, attention, mlp = self.config, f"{prefix}.self_attn", f"{prefix}.mlp"
         inner = config.intermediate_size
-        return Layer(
-            kernels=self.kernels,
-            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
-            attention_norm=self.norm(f"{prefix}.input_layernorm", config.hidden_size),
+        return LayerWeights(
+            attention_norm=self.weights.take(f"{prefix}.input_layernorm.weight", config.hidden_size),
             qkv=self.qkv(attention),
-            prepare=self.head_norms(attention),
+            head_norms=self.head_norms(attention),
             output=self.output(f"{attention}.o_proj"),
-            mlp_norm=self.add_norm(f"{prefix}.post_attention_layernorm", config.hidden_size),
+            mlp_norm=self.weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
             up=self.packed([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner, inner], bias=config.mlp_bias),
-            activation=self.kernels.silu_mul,
             down=self.packed([f"{mlp}.down_proj"], [config.hidden_size], inner, config.mlp_bias),
         )
 
@@ -91,19 +105,15 @@ class _LlamaLoader:
         config = self.config
         return self.packed([name], [config.hidden_size], config.num_heads * config.head_dim, config.output_bias)
 
-    def head_norms(self, attention: str) -> Any:
+    def head_norms(self, attention: str) -> tuple[Tensor, Tensor] | None:
         if self.config.family != "qwen3":
-            return no_head_norm
-        dim = self.config.head_dim
-        return head_norms(self.norm(f"{attention}.q_norm", dim), self.norm(f"{attention}.k_norm", dim))
+            return None
+        q, k = (self.weights.take(f"{attention}.{part}_norm.weight", self.config.head_dim) for part in "qk")
+        return q, k
 
     def norm(self, name: str, size: int) -> Norm:
         weight = self.weights.take(f"{name}.weight", size)
         return partial(self.kernels.rms_norm, weight=weight, eps=self.config.norm_eps)
-
-    def add_norm(self, name: str, size: int) -> AddNorm:
-        weight = self.weights.take(f"{name}.weight", size)
-        return partial(self.kernels.add_rms_norm, weight=weight, eps=self.config.norm_eps)
 
     def packed(self, names: Sequence[str], rows: Sequence[int], columns: int | None = None, bias: bool = False) -> Any:
         """The weights of `names`, stacked along their outputs (`rows` each), packed for `linear`."""
@@ -121,10 +131,13 @@ class _OptLoader(_LlamaLoader):
     prefix = "model.decoder"
     final = "model.decoder.final_layer_norm"
 
-    def positions(self) -> LearnedPositions:
+    def positions(self) -> RotaryPositions | LearnedPositions:
         rows = self.config.max_model_len + 2
         table = self.weights.take(f"{self.prefix}.embed_positions.weight", rows, self.config.hidden_size)
         return LearnedPositions(self.kernels, table)
+
+    def layers(self, positions: RotaryPositions | LearnedPositions) -> tuple[Sequence[Layer], None]:
+        return tuple(self.layer(f"{self.prefix}.layers.{index}") for index in range(self.config.num_layers)), None
 
     def layer(self, prefix: str) -> Layer:
         config, attention = self.config, f"{prefix}.self_attn"

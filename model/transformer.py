@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, Kernels, LayerKV
+from verdraft.kernels.base import Batch, FusedLayers, Kernels, LayerKV
 from verdraft.model.config import ModelConfig
 from verdraft.model.layers import Layer, Norm, Positions
 
@@ -22,6 +22,7 @@ class Transformer:
     embedding: Tensor  # [vocab, hidden]
     positions: Positions
     layers: Sequence[Layer]
+    fused: FusedLayers | None = None  # the same layers, where the backend computes several at once
     final_norm: Norm
     head: Any  # packed [vocab, hidden]
 
@@ -54,6 +55,8 @@ class Transformer:
         self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int
     ) -> Tensor:  # [T, hidden] -> [T, hidden]
         """Run layers [first, last) and write their KV; both ends are the plain residual stream (DESIGN section 4)."""
+        if self.fused is not None:
+            return self.fused(hidden, batch, pool, first, last)
         place = self.positions.placing(batch.positions)
         for index in range(first, last):
             hidden = self.layers[index](hidden, batch, pool[index], place)

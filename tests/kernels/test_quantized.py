@@ -9,8 +9,9 @@ from torch import Tensor
 from verdraft.kernels.base import KernelUnavailable
 from verdraft.kernels.blocks import Bits, Quantization, choose_blocks, quantize
 from verdraft.kernels.chooser import choose_kernels
-from verdraft.kernels.cpu import FEW_ROWS, CpuKernels, TwoPacks
-from verdraft.kernels.native import NativeBlocks, NativeOps
+from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.native import NativeOps
+from verdraft.kernels.packed import FEW_ROWS, NativeBlocks, TwoPacks
 from verdraft.kernels.portable import PortableOps
 
 CPU = torch.device("cpu")
