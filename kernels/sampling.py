@@ -143,10 +143,12 @@ def leading_tokens(
     noise: Noise,
     mask: NDArray[np.bool_] | None,
     count: int,
+    names: IntArray | None = None,
 ) -> tuple[IntArray, Scores]:
     """For a draft: at most `count` tokens that choose_token may give where the true row resembles `row`, the likeliest
     first, and the share of each. Only the _FIRST likeliest tokens of `row` can be among them.
 
+    `names` are the tokens that `row` speaks of if these are not all; then nothing may be banned, masked or penalised.
     Raises BadLogits, AllTokensMasked.
     """
     scores = processed(row, params, history, banned, mask)
@@ -160,6 +162,8 @@ def leading_tokens(
     tokens, scores = kept_tokens(scores, LogitParams(temperature=0.0) if greedy else params)
     first = largest(scores, min(_FIRST, scores.size))
     tokens, scores = tokens[first], scores[first]
+    if names is not None:
+        tokens = names[tokens]
     if not greedy:
         scores += noise.gumbel(tokens)
     weights = np.exp(scores - scores.max())

@@ -21,7 +21,7 @@ from verdraft.scheduler.runner import block_tables, ragged_batch, with_trees
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Law, Rows
 from verdraft.spec.calibration import Calibration
-from verdraft.spec.constraint import UNCONSTRAINED, ConstraintFailed
+from verdraft.spec.constraint import ConstraintFailed
 from verdraft.spec.growing import Branch, Growing
 
 NOTHING_TO_SAY = (AllTokensMasked, BadLogits, ConstraintFailed)  # at a head of few tokens, or one that fails
@@ -154,19 +154,17 @@ class DraftGrower:
         pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
         return [Branch(token, share, self.calibration.of(share)) for token, share in pairs]
 
-    def _is_plain(self, seq: Sequence, ahead: int) -> bool:
-        request = seq.request
-        plain = request.params.plain_greedy and request.constraint is UNCONSTRAINED
-        return plain and self.law.banned(seq, ahead) is None
-
     def _leading(
         self, seq: Sequence, path: list[int], row: Rows, count: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if self._is_plain(seq, len(path)):
+        names = self.head.token_ids
+        if self.law.leaves_raw(seq, len(path)):
+            if seq.request.params.temperature > 0.0:
+                return self.law.leading(seq, len(path), row, count, names)
             places, shares = _likeliest(row, count)
-            return self.head.token_ids[places], shares
+            return names[places], shares
         full = np.full(self.vocab_size, -np.inf, np.float32)
-        full[self.head.token_ids] = row
+        full[names] = row
         for token in path:
             seq.push(token)
         try:

@@ -22,6 +22,7 @@ from verdraft.scheduler.outputs import TokenLogprobs
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.acceptance import verify
+from verdraft.spec.constraint import UNCONSTRAINED
 from verdraft.spec.draft import Draft
 
 Rows = NDArray[np.float32]
@@ -91,10 +92,18 @@ class Law:
             return best
         return choose_token(row(), params, seq.history, *self._rest(seq, ahead, banned))
 
-    def leading(self, seq: Sequence, ahead: int, row: Rows, count: int) -> tuple[IntArray, NDArray[np.float64]]:
+    def leaves_raw(self, seq: Sequence, ahead: int) -> bool:
+        """Whether nothing is banned, masked, penalised or biased behind the committed tokens and `ahead` more."""
+        params = seq.request.params
+        changed = params.uses_history or params.logit_bias or seq.request.constraint is not UNCONSTRAINED
+        return not changed and self.banned(seq, ahead) is None
+
+    def leading(
+        self, seq: Sequence, ahead: int, row: Rows, count: int, names: IntArray | None = None
+    ) -> tuple[IntArray, NDArray[np.float64]]:
         """For a draft: what `token` may give where the logits resemble `row`; see leading_tokens."""
         rest = self._rest(seq, ahead, self.banned(seq, ahead))
-        return leading_tokens(row, seq.request.params, seq.history, *rest, count)
+        return leading_tokens(row, seq.request.params, seq.history, *rest, count, names)
 
     def _rest(self, seq: Sequence, ahead: int, banned: list[int] | None) -> _Rest:
         """Banned tokens, noise and grammar mask."""

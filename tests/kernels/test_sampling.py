@@ -349,3 +349,15 @@ def test_what_leads_is_mostly_what_is_chosen(seed: int) -> None:
     assert mask[tokens].all()
     assert shares.sum() <= 1 + 1e-9
     assert (np.diff(shares) <= 0).all()
+
+
+def test_what_leads_of_few_tokens_is_what_leads_of_all() -> None:
+    rng = np.random.default_rng(0)
+    row, names = rng.normal(scale=3.0, size=40).astype(np.float32), np.sort(rng.permutation(1000)[:40])
+    full = np.full(1000, -np.inf, np.float32)
+    full[names] = row
+    for params in (LogitParams(temperature=0.8, top_p=0.9), LogitParams(temperature=0.0), LogitParams(top_k=3)):
+        given = (params, TokenHistory(params), None, Noise(7, 1, 2), None, 3)
+        few, all_of_them = leading_tokens(row, *given, names), leading_tokens(full, *given)
+        assert few[0].tolist() == all_of_them[0].tolist()
+        assert few[1] == pytest.approx(all_of_them[1])
