@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,15 +22,28 @@ from verdraft.model.layers import (
 )
 from verdraft.model.rope import inverse_frequencies, rope_tables
 from verdraft.model.transformer import Transformer
-from verdraft.model.weights import Weights, open_weights
+from verdraft.model.weights import open_weights
 
 
 def load_model(path: Path, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Transformer:
     """Load a folder in Hugging Face format. Raises ModelError for anything missing, damaged or unsupported."""
     config = read_config(path)
     with torch.inference_mode(), open_weights(path, dtype, device) as weights:
-        loader = _OptLoader if config.family == "opt" else _LlamaLoader
-        return loader(config, kernels, weights, device).load()
+        return assemble_model(config, kernels, weights, device)
+
+
+class TensorSource(Protocol):
+    """Where a model's tensors come from."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """One tensor in the model's float type, on its device. Raises ModelError."""
+        ...
+
+
+def assemble_model(config: ModelConfig, kernels: Kernels, weights: TensorSource, device: torch.device) -> Transformer:
+    """A model from tensors named as its family names them. The caller sets torch.inference_mode."""
+    loader = _OptLoader if config.family == "opt" else _LlamaLoader
+    return loader(config, kernels, weights, device).load()
 
 
 class _LlamaLoader:
@@ -39,7 +52,7 @@ class _LlamaLoader:
     prefix = "model"
     final = "model.norm"
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, weights: Weights, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, kernels: Kernels, weights: TensorSource, device: torch.device) -> None:
         self.config = config
         self.kernels = kernels
         self.weights = weights

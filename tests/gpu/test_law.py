@@ -1,0 +1,93 @@
+"""The law on the GPU: in deterministic mode, equal token ids whatever drafts, batches, chunks and recordings did.
+
+The fast mode promises no such thing: how many of its answers change is printed, not judged.
+"""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from verdraft.bench.gpu_model import LLAMA_8B, QWEN3_8B, TINY, random_model
+from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.cache import models_dir
+from verdraft.model.config import ModelConfig
+from verdraft.model.exit_head import Exits, own_exits
+from verdraft.model.load import load_model
+from verdraft.model.recordings import CudaRecorder, with_recordings
+from verdraft.model.transformer import Transformer
+from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.engine import NO_EXITS, Engine
+from verdraft.scheduler.params import SamplingParams
+from verdraft.scheduler.request import Request
+
+CUDA = torch.device("cuda")
+MODELS: dict[str, ModelConfig] = {
+    "tiny": TINY,
+    "llama 8b, 4 layers": replace(LLAMA_8B, num_layers=4, vocab_size=32000),
+    "qwen3 8b, 4 layers": replace(QWEN3_8B, num_layers=4, vocab_size=32000),
+}
+DEMO = models_dir() / "SmolLM2-135M-Instruct"
+
+
+@cache
+def model_of(name: str, deterministic: bool) -> Transformer:
+    kernels = choose_kernels("auto", CUDA, torch.bfloat16, deterministic=deterministic)
+    if name == "demo":
+        return load_model(DEMO, kernels, torch.bfloat16, CUDA)
+    return random_model(MODELS[name], kernels, torch.bfloat16, CUDA)
+
+
+def answers(model: Transformer, mode: str, chunk: int, late: int, exits: Exits = NO_EXITS) -> list[list[int]]:
+    """Of eight requests, greedy and seeded; every `late` steps another one arrives (0: one after the other)."""
+    size = model.kernels.page_size
+    config = EngineConfig(
+        max_model_len=1024, num_blocks=8192 // size, block_size=size, max_num_seqs=8, max_batch_tokens=chunk
+    )
+    engine, outputs, step = Engine(model, config, exits=exits), [[] for _ in range(8)], 0
+    phrase = [17, 33, 49, 65, 81, 97, 113]
+    pending = [
+        Request(
+            id=str(i),
+            prompt=[*phrase * (2 + 7 * i), 100 + i],
+            params=SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=48, ignore_eos=True),
+            speculation=mode,
+        )
+        for i in range(8)
+    ]
+    while pending or engine.has_work:
+        if pending and (not engine.has_work or (late and step % late == 0)):
+            engine.add(pending.pop(0))
+        for request, piece in engine.step():
+            outputs[int(request.id)].extend(piece.tokens)
+            assert piece.finish != "error"
+        step += 1
+    return outputs
+
+
+@pytest.fixture(params=[*MODELS, pytest.param("demo", marks=pytest.mark.skipif(not DEMO.is_dir(), reason="no files"))])
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["as it is", "recorded"])
+def test_deterministic_mode_keeps_the_law(name: str, recorded: bool) -> None:
+    plain = model_of(name, deterministic=True)
+    expected = answers(plain, "off", 1024, 0)
+    model = with_recordings(plain, CudaRecorder()) if recorded else plain
+    layers = plain.config.num_layers
+    exits = own_exits(model, (layers // 4, layers // 2))
+    for mode, chunk, late in [("off", 64, 1), ("suffix", 64, 2), ("suffix", 1024, 0), ("hispec", 128, 2)]:
+        assert answers(model, mode, chunk, late, exits) == expected, (mode, chunk, late)
+
+
+def test_how_often_the_fast_mode_differs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of(name, deterministic=False)
+    expected = answers(model, "off", 1024, 0)
+    found = [answers(model, mode, 64, 2) for mode in ("off", "suffix")]
+    changed = [sum(a != b for a, b in zip(run, expected, strict=True)) for run in found]
+    with capsys.disabled():
+        print(f"\n# {name}, {model.kernels.name}: answers of 8 that changed in batches, off and suffix: {changed}")
+    assert all(len(answer) == 48 for run in found for answer in run)
