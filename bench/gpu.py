@@ -5,7 +5,6 @@ sizes on the CPU, to show that it runs: those times mean nothing.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import time
@@ -20,7 +19,8 @@ import torch
 from verdraft.bench.gpu_meter import Line, Meter
 from verdraft.bench.gpu_model import LLAMA_8B, TINY, even_batch, random_model
 from verdraft.kernels.base import Kernels, KernelUnavailable
-from verdraft.kernels.chooser import BACKENDS, Wish, choose_kernels, survey, versions
+from verdraft.kernels.chooser import BACKENDS, Wish, choose_kernels, choose_sampler, survey, versions
+from verdraft.kernels.draws import Draws
 from verdraft.kernels.torch_ref import TorchKernels
 from verdraft.model.config import ModelConfig
 from verdraft.model.recordings import CudaRecorder, with_recordings
@@ -118,17 +118,13 @@ def _pass(meter: Meter, model: Transformer, what: str, rows: int, queries: int, 
 
 def sampling(meter: Meter, sizes: Sizes, kernels: Kernels) -> Iterator[Line]:
     """The law's tokens where the logits are, and what the way to the host costs instead."""
-    if importlib.util.find_spec("triton") is None:
-        meter.note("sampling: triton is not installed")
-        return
-    from verdraft.kernels.triton_sampling import Draws, law_tokens
-
+    sample = choose_sampler(meter.device)
     for rows in sizes.rows:
         logits = torch.randn(rows, sizes.config.vocab_size, device=meter.device)
         numbers = torch.arange(rows, device=meter.device)
         draws = Draws(torch.ones_like(numbers, dtype=torch.float64), numbers, numbers, numbers)
         size = 4 * logits.numel()
-        yield meter.line("sampling", f"{rows} rows on the device", partial(law_tokens, logits, draws), size)
+        yield meter.line("sampling", f"{rows} rows on the device", partial(sample, logits, draws, None), size)
         yield Line("sampling", f"{rows} rows to the host", 1e6 * meter.seconds(logits.cpu))
 
 
@@ -166,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU")
     args = parser.parse_args(argv)
     if args.rehearse:
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # where it is installed, the sampler runs too
         sizes, meter = REHEARSAL, Meter(torch.device("cpu"), torch.float32, probe=64, budget=0.0)
     elif torch.cuda.is_available():
         sizes, meter = FULL, Meter(torch.device("cuda"), torch.bfloat16, probe=8192, budget=0.05)

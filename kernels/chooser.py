@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from verdraft.kernels.base import Kernels, KernelUnavailable
 from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.draws import Sampler
 from verdraft.kernels.flash_libraries import LibraryMissing, find_flash_library
 from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import PhiloxBlocks, philox_blocks
@@ -158,6 +160,17 @@ BACKENDS: Mapping[str, Backend] = {
     "triton": Backend(_triton_missing, _make_triton),
     "torch": Backend(_torch_missing, _make_torch),
 }
+
+
+def choose_sampler(device: torch.device) -> Sampler:
+    """What finds the law's tokens where the logits are. Raises KernelUnavailable where nothing does."""
+    interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1" and _version("triton")
+    reason = None if interpreted else _triton_missing(Wish(device, torch.float32))
+    if reason:
+        raise KernelUnavailable(f"sampling on {device}: {reason}")
+    from verdraft.kernels.triton_sampling import law_tokens
+
+    return law_tokens
 
 
 def choose_philox() -> PhiloxBlocks:

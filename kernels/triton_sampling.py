@@ -4,7 +4,6 @@ The noise words are those of noise.py, and the arithmetic is sampling.py's in fl
 change is nothing that a test could find. Filters, penalties and masks are sampling.py's alone. Knows no request.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -12,18 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BAD: Final = -1  # instead of a token: the row holds NaN or infinity, or leaves nothing to choose from
-_BLOCK = 2048  # columns of one program
+from verdraft.kernels.draws import BAD, Draws
 
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Which noise each of R rows gets, and how much of it; see noise.Noise."""
-
-    temperatures: Tensor  # [R] float64; 0: argmax
-    seeds: Tensor  # [R] int64
-    choices: Tensor  # [R] int64
-    positions: Tensor  # [R] int64: OUTPUT positions
+_BLOCK: Final = 2048  # columns of one program
 
 
 def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None) -> Tensor:

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Kernels
+from verdraft.kernels.chooser import choose_sampler
+from verdraft.kernels.draws import Draws
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 
@@ -79,8 +81,6 @@ def test_rotation_into_the_pool_and_moves(exact: Kernels, device: torch.device) 
 
 @pytest.mark.parametrize("vocabulary", [320, 49152, 128256])
 def test_the_devices_tokens_are_the_cpus(exact: Kernels, vocabulary: int, device: torch.device) -> None:
-    from verdraft.kernels.triton_sampling import Draws, law_tokens
-
     temperatures = [0.0, 1.0, 0.7, 1.3, 3.0, 0.05] * 4
     logits = randn(len(temperatures), vocabulary, device=device) * 3
     seeds = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(temperatures))
@@ -96,4 +96,4 @@ def test_the_devices_tokens_are_the_cpus(exact: Kernels, vocabulary: int, device
         params = LogitParams(temperature=temperature)
         noise = Noise(seed, i % 3, i * 1000)
         expected.append(choose_token(row, params, TokenHistory(params), None, noise))
-    assert law_tokens(logits, draws).tolist() == expected
+    assert choose_sampler(device)(logits, draws, None).tolist() == expected

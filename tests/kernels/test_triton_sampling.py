@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from verdraft.kernels.draws import BAD, Draws
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 
 pytest.importorskip("triton")
-from verdraft.kernels.triton_sampling import BAD, Draws, law_tokens
+from verdraft.kernels.triton_sampling import law_tokens
 
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 123456789012345)
 
