@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from verdraft.scheduler.estimates import PredictorCounts
 from verdraft.scheduler.outputs import SourceStats, SpecStats
 from verdraft.spec.draft import SOURCES, Source
 
@@ -29,6 +30,7 @@ class EngineCounters:
     exits_given_up: int  # sequences whose exits agreed too seldom with the full model
     spec: dict[Source, SourceStats]
     accepted_per_pos: tuple[int, ...]
+    predictor: PredictorCounts
 
 
 @dataclass(slots=True)

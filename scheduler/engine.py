@@ -234,4 +234,5 @@ class Engine:
             exits_given_up=self.drafting.exits.num_given_up,
             spec={source: replace(stats) for source, stats in totals.spec.items()},
             accepted_per_pos=tuple(totals.accepted_per_pos),
+            predictor=replace(self.drafting.estimates.counts),
         )

@@ -22,6 +22,7 @@ from verdraft.scheduler.async_engine import AsyncEngine
 from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.request import EXIT_MODES
+from verdraft.server.build_predictor import add_predictor, learners
 from verdraft.server.chat_template import ChatTemplate
 from verdraft.server.grammars import Grammars
 from verdraft.server.requests import Limits
@@ -37,6 +38,7 @@ def build_service(settings: Settings) -> Service:
     path = resolve_model(settings.model)
     engine = build_engine(settings, path)
     text = build_text(path, engine.config.eos_token_ids)
+    add_predictor(engine, text, settings)
     limits = Limits(
         model=settings.served_model_name or served_name(settings.model),
         vocab_size=text.tokenizer.vocab_size,
@@ -51,6 +53,7 @@ def build_service(settings: Settings) -> Service:
         engine=AsyncEngine(engine),
         workers=TextWorkers(),
         created=int(time.time()),
+        companions=learners(engine, settings),
     )
 
 

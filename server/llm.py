@@ -14,6 +14,7 @@ from verdraft.model.source import resolve_model
 from verdraft.scheduler.outputs import TokenLogprobs, TokenSlice
 from verdraft.scheduler.request import Request
 from verdraft.server.build import build_engine, build_text
+from verdraft.server.build_predictor import add_predictor
 from verdraft.server.choices import ChoiceReader, Echo, Event, Finish, join
 from verdraft.server.errors import ApiError
 from verdraft.server.llm_params import SamplingParams
@@ -36,6 +37,7 @@ OFFLINE_SETTINGS = (
     "exits",
     "eagle",
     "eagle_draft",
+    "predictor",
     "dtype",
     "device",
     "kernels",
@@ -93,10 +95,12 @@ class LLM:
         unknown = sorted(set(settings) - set(OFFLINE_SETTINGS))
         if unknown:
             raise TypeError(f"LLM has no setting {unknown[0]!r}; there are {', '.join(OFFLINE_SETTINGS)}")
-        resolved = resolve_settings({"model": model, **settings} if model else settings)
+        given = {"model": model, **settings} if model else settings
+        resolved = resolve_settings({**given, "learning": "off"})  # no thread of its own
         path = resolve_model(resolved.model)
         self._engine = build_engine(resolved, path)
         self._text = build_text(path, self._engine.config.eos_token_ids)
+        add_predictor(self._engine, self._text, resolved)
 
     def generate(
         self,

@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from verdraft.scheduler.counters import EngineCounters
+from verdraft.scheduler.estimates import PredictorCounts
 from verdraft.scheduler.outputs import SourceStats, Summary
 from verdraft.server.errors import ApiError
 from verdraft.spec.draft import Source
@@ -90,6 +91,16 @@ READINGS: tuple[Reading, ...] = (
     ("iteration_tokens", "tokens that the engine's steps computed", CounterMetricFamily, lambda c: c.iteration_tokens),
 )
 
+PREDICTOR_READINGS: tuple[tuple[str, str, Callable[[PredictorCounts], float]], ...] = (
+    ("states", "suffix drafts whose fate is known, verified or not", lambda p: p.num_states),
+    ("predicted_tokens", "tokens of them that were expected to be accepted", lambda p: p.predicted_tokens),
+    ("accepted_tokens", "tokens of them that the committed text begins with", lambda p: p.accepted_tokens),
+    ("error_tokens", "differences between the two, without their signs", lambda p: p.error_tokens),
+    ("high_predicted", "drafts of which more than six tokens were expected", lambda p: p.high_predicted),
+    ("high_came", "drafts of which at least six tokens were right", lambda p: p.high_came),
+    ("high_hits", "drafts of both kinds", lambda p: p.high_hits),
+)
+
 SPEC_READINGS: tuple[tuple[str, str, Callable[[SourceStats], int]], ...] = (
     ("spec_decode_num_drafts", "drafts that the full model verified", lambda s: s.num_drafts),
     ("spec_decode_num_draft_tokens", "their tokens", lambda s: s.num_draft_tokens),
@@ -116,6 +127,7 @@ IDLE = EngineCounters(
     exits_given_up=0,
     spec={},
     accepted_per_pos=(),
+    predictor=PredictorCounts(),
 )
 
 
@@ -134,6 +146,8 @@ class EngineCollector(Collector):
             for source in SOURCES:
                 by_source.add_metric([source], part(counters.spec.get(source, SourceStats())))
             yield by_source
+        for name, text, read in PREDICTOR_READINGS:
+            yield CounterMetricFamily(f"verdraft_predictor_{name}", text, value=read(counters.predictor))
         yield _per_position(counters.accepted_per_pos)
 
 

@@ -5,7 +5,7 @@ import contextvars
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from verdraft.scheduler.async_engine import AsyncEngine
 from verdraft.scheduler.config import EngineConfig
@@ -49,6 +49,18 @@ class Text:
     grammars: Grammars
 
 
+class Companion(Protocol):
+    """Something with a life of its own beside the engine."""
+
+    def start(self) -> None:
+        """The service begins."""
+        ...
+
+    def close(self) -> None:
+        """The service has ended; may take a moment."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """Built in one place, the command line."""
@@ -59,11 +71,16 @@ class Service:
     engine: AsyncEngine
     workers: TextWorkers
     created: int  # seconds since 1970
+    companions: tuple[Companion, ...] = ()
 
     async def start(self) -> None:
+        for companion in self.companions:
+            companion.start()
         await self.engine.start()
 
     async def close(self) -> None:
         """End the engine's thread; requests that still run get finish "abort"."""
         self.workers.close()
         await self.engine.close()
+        for companion in self.companions:
+            await asyncio.to_thread(companion.close)

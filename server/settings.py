@@ -83,6 +83,17 @@ class Settings(BaseSettings):
             description="what an EAGLE3 head drafts: chains of DEPTH tokens, or trees: DEPTH,TOPK,TOKENS",
         ),
     ] = "4"
+    predictor: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="payoff predictor: auto (the one that comes with verdraft), none, or a file; what is learnt "
+            "while serving is kept in the file, which need not be there yet",
+        ),
+    ] = "auto"
+    learning: Annotated[
+        Literal["on", "off"], Field(description="whether the predictor goes on learning while serving")
+    ] = "on"
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="float type")] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the model runs")] = "auto"
     kernels: Annotated[

@@ -9,18 +9,13 @@ from verdraft.bench.traces import Coder, Messages, TraceReader
 from verdraft.model.config import read_config
 from verdraft.model.source import resolve_model
 from verdraft.server.build import build_text
+from verdraft.server.build_predictor import token_classes
 from verdraft.server.errors import ApiError
 from verdraft.server.parse_chat import parse_chat_prompt
 from verdraft.server.service import Text
-from verdraft.spec.features import TokenClasses, classify
 from verdraft.spec.replay import States, joined, replay
 from verdraft.train.payoff import PayoffRecipe, about, train_predictor
 from verdraft.train.payoff_report import charts, report
-
-
-def token_classes(text: Text) -> TokenClasses:
-    """The flags of every token of a model."""
-    return classify([text.tokenizer.token_bytes(token) for token in range(text.tokenizer.vocab_size)])
 
 
 def coder_of(text: Text) -> Coder:

@@ -276,7 +276,8 @@ def test_eagle_keeps_the_law(
 
 @pytest.mark.parametrize("router", ["payoff", "threshold", "score"])
 def test_hybrid_keeps_the_law(router: Router, bigram_path: Path) -> None:
-    """All sources at once, chosen by a predictor that knows nothing, beside requests that want one of them or none."""
+    """All sources at once, chosen by a predictor that knows nothing and learns nonsense with every label; beside
+    requests that want one of them or none."""
     model = load(bigram_path)
     jobs = jobs_for(model.config.vocab_size, 40, 24)
     answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
@@ -285,11 +286,20 @@ def test_hybrid_keeps_the_law(router: Router, bigram_path: Path) -> None:
         eagle, exits = bigram_head(bigram_path, model), own_exits(model, (1, 2))
         engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, router=router)
         engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))  # so that not everything pays
-        engine.drafting.estimates = Estimates(new_predictor(np.random.default_rng(1)))
+        engine.drafting.estimates = changing_estimates()
         for cache in ("cold", "warm"):
             assert run(engine, jobs, "hybrid mixed", answers, late) == answers, cache
         drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
+        assert engine.counters().predictor.num_states > 20
     assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 20
+
+
+def changing_estimates() -> Estimates:
+    """Of another random predictor after every label: online learning at its wildest."""
+    rng = np.random.default_rng(1)
+    estimates = Estimates(new_predictor(rng, hidden=8))
+    estimates.teach = lambda state: estimates.use(new_predictor(rng, hidden=8))
+    return estimates
 
 
 def kv_rows(engine: Engine, blocks: Sequence[int], count: int) -> list[torch.Tensor]:
