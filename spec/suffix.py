@@ -33,9 +33,9 @@ class SharedSuffixStore:
         """How much of `context` ends an earlier output's beginning; see SuffixIndex.clue."""
         return self._index.clue(context, hashes)
 
-    def propose(self, context: Sequence[int], limit: int) -> Draft:
-        """What followed the end of `context` in an earlier output, at most `limit` tokens."""
-        return self._index.propose(context, limit)
+    def propose(self, context: Sequence[int], limit: int, hashes: Mapping[int, int] | None = None) -> Draft:
+        """What followed the end of `context` in an earlier output, at most `limit` tokens; see SuffixIndex.propose."""
+        return self._index.propose(context, limit, hashes)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -128,9 +128,9 @@ class SuffixDrafter:
 
     def propose(self, limit: int) -> Draft:
         index = self._running()
-        context = index.context(index.how.max_match)
-        local = index.propose(context, limit)
-        shared = self._store.propose(context, limit) if self._store is not None else EMPTY
+        context, hashes = index.context(index.how.max_match), index.hashes()
+        local = index.propose(context, limit, hashes)
+        shared = self._store.propose(context, limit, hashes) if self._store is not None else EMPTY
         return shared if shared.score > local.score else local
 
     def stop(self) -> None:

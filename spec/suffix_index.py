@@ -117,7 +117,6 @@ class SuffixIndex:
         )  # written twice: every window is contiguous in one of the halves
         self._tokens = self._ring.data
         self._levels = tuple(_Level(length, max_tokens) for length in self.how.levels)
-        self._powers = [pow(_BASE, i, 1 << 64) for i in range(self.how.levels[-1])]
         self._next = 0  # slot of the next token
         self._run_len = 0  # tokens of the open sequence
         self.num_tokens = 0  # stored, separators included; at most max_tokens
@@ -205,29 +204,24 @@ class SuffixIndex:
                     return level.length
         return 0
 
-    def find(self, context: Sequence[int]) -> list[Match]:
-        """Earlier occurrences of the end of `context`, the most recent first: those that share the longest level."""
+    def find(self, context: Sequence[int], hashes: Mapping[int, int] | None = None) -> list[Match]:
+        """Earlier occurrences of the end of `context`, the most recent first: those that share the longest level.
+        `hashes` are those of the context's end by their lengths, if known."""
         context = list(context[-self.how.max_match :])
-        for level, hash_value in reversed(list(zip(self._levels, self._hashes(context), strict=False))):
-            slot = level.head[level.bucket(hash_value)] - 1
-            if slot >= 0 and (matches := self._follow(level, slot, context)):
-                return matches
+        hashes = self._hashes(context) if hashes is None else hashes
+        backwards = context[::-1]
+        for level in reversed(self._levels):
+            if (hash_value := hashes.get(level.length)) is not None:
+                slot = level.head[level.bucket(hash_value)] - 1
+                if slot >= 0 and (matches := self._follow(level, slot, backwards)):
+                    return matches
         return []
 
-    def _hashes(self, context: list[int]) -> list[int]:
-        """hash_of(context) of every level that the context is long enough for, in one walk."""
-        hashes: list[int] = []
-        value = begin = 0
-        for level in self._levels:
-            if len(context) < level.length:
-                break
-            for i in range(begin, level.length):
-                value += context[-1 - i] * self._powers[i]
-            begin = level.length
-            hashes.append(value & _MASK)
-        return hashes
+    def _hashes(self, context: list[int]) -> dict[int, int]:
+        return {level.length: level.hash_of(context) for level in self._levels if level.length <= len(context)}
 
-    def _follow(self, level: _Level, slot: int, context: list[int]) -> list[Match]:
+    def _follow(self, level: _Level, slot: int, backwards: list[int]) -> list[Match]:
+        """The matches in the chain from `slot` on; `backwards` is the context from its last token on."""
         matches = []
         newest, last_age = self._next - 1, 0
         for _ in range(self.how.max_candidates + 1):  # one may be the end of the open sequence, which nothing follows
@@ -235,23 +229,27 @@ class SuffixIndex:
             if slot < 0 or age < last_age or age >= self.num_tokens:
                 break
             if age > 0:
-                length = self._agreeing(slot, age, context)
+                length = self._agreeing(slot, age, backwards)
                 if length >= level.length:
                     matches.append(Match(slot, age, length))
             slot, last_age = level.prev[slot] - 1, age + 1
         return matches[: self.how.max_candidates]
 
-    def _agreeing(self, slot: int, age: int, context: list[int]) -> int:
+    def _agreeing(self, slot: int, age: int, backwards: list[int]) -> int:
         """How many tokens ending at `slot` equal the end of the context."""
-        most = min(len(context), self.num_tokens - age)
-        window = self._window(slot, most)
-        if window == context[len(context) - most :]:
-            return most
-        return common_length(window[::-1], context[::-1])
+        most = min(len(backwards), self.num_tokens - age)
+        end = slot + self._capacity
+        length = 0
+        for stored, wanted in zip(self._tokens[end : end - most : -1], backwards, strict=False):
+            if stored != wanted:
+                break
+            length += 1
+        return length
 
-    def propose(self, context: Sequence[int], limit: int) -> Draft:
-        """What followed the end of `context` before, at most `limit` tokens; EMPTY when nothing is known."""
-        matches = self.find(context)
+    def propose(self, context: Sequence[int], limit: int, hashes: Mapping[int, int] | None = None) -> Draft:
+        """What followed the end of `context` before, at most `limit` tokens; EMPTY when nothing is known. `hashes` as
+        in find()."""
+        matches = self.find(context, hashes)
         if not matches or limit <= 0:
             return EMPTY
         match_len = max(match.length for match in matches)

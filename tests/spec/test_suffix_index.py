@@ -1,6 +1,7 @@
 """The index against a search through the whole history."""
 
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -68,7 +69,7 @@ def test_bulk_and_single_appends_make_the_same_index(chunks: list[list[int]]) ->
         context = bulk.context(8)
         assert context == single.context(8)
         assert bulk.find(context) == single.find(context)
-        assert bulk.propose(context, 9) == single.propose(context, 9)
+        assert bulk.propose(context, 9) == single.propose(context, 9) == single.propose(context, 9, bulk.hashes())
 
 
 @settings(max_examples=30, deadline=None)
@@ -105,6 +106,33 @@ def test_bulk_soak_over_many_generations() -> None:
         if rng.random() < 0.3:
             index.end_sequence()
     assert index.num_tokens == 500
+
+
+@pytest.mark.long
+def test_a_million_tokens_pass_through() -> None:
+    """Twenty times what the index holds: what it finds is in the last 50,000, and it takes no more memory than before."""
+    rng, size = random.Random(4), 50_000
+    index, found = SuffixIndex(size), 0
+    stored: list[int] = []
+    tracemalloc.start()
+    for step in range(20_000):
+        begin = rng.randrange(max(1, len(stored) - 20))
+        passage = stored[begin : begin + 20] if step % 3 == 0 else [rng.randrange(49_000) for _ in range(20)]
+        tokens = [*passage, *(min(int(rng.paretovariate(0.6)), 49_000) for _ in range(rng.randrange(60)))]
+        index.extend(tokens[:10])
+        index.extend(tokens[10:])
+        stored = [*stored, *tokens][-size:]
+        context = stored[-64:]
+        for match in index.find(context, index.hashes()):
+            end, found = len(stored) - match.age, found + 1
+            assert stored[end - match.length : end] == context[-match.length :]
+        if step == 5_000:
+            before = tracemalloc.get_traced_memory()[0]
+    index.check_integrity()
+    assert index.num_tokens == size
+    assert found > 10_000
+    assert tracemalloc.get_traced_memory()[0] < before + 100_000
+    tracemalloc.stop()
 
 
 @settings(deadline=None)
