@@ -110,7 +110,7 @@ def test_bulk_soak_over_many_generations() -> None:
 
 @pytest.mark.long
 def test_a_million_tokens_pass_through() -> None:
-    """Twenty times what the index holds: what it finds is in the last 50,000, and it takes no more memory than before."""
+    """Twenty times what the index holds: it finds what is in the last 50,000, and takes no more memory than before."""
     rng, size = random.Random(4), 50_000
     index, found = SuffixIndex(size), 0
     stored: list[int] = []
