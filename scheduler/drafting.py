@@ -121,7 +121,7 @@ class Drafting:
         arms = [_without_predictions(arm, free) for _, arm in offers]
         plan = self._plan(decoding, free, scores, arms)
         self._learn_asking(asked, free, plan)
-        self._trials.earn(plan.outlook.seconds(self.costs))
+        self._trials.earn()
         for seq, draft, route in zip(decoding, free, plan.routes, strict=True):
             seq.draft = draft.trim(max(route.length, draft.least)) if route.arm is None else EMPTY
             seq.hindsight.history.cycle(seq.draft.source == "suffix" and bool(seq.draft.tokens))

@@ -63,7 +63,7 @@ class EagleDrafter:
 
     def prepare(self, seq: Sequence, mode: Mode) -> None:
         """Follow a new sequence if its mode may use the head."""
-        seq.eagle = self._typical.fresh() if mode in (*self.modes, "hybrid") else None
+        seq.eagle = Agreement(typical=self._typical) if mode in (*self.modes, "hybrid") else None
 
     # ---- following sequences
 

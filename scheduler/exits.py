@@ -68,8 +68,8 @@ class ExitDrafter:
     def prepare(self, seq: Sequence, mode: Mode) -> None:
         """Say how exits may draft for a new sequence of this mode."""
         allowed = self.modes if mode == "hybrid" else tuple(m for m in self.modes if m == mode)
-        seq.exits = {m: self._typical[m].fresh(self._floor(self._cycles[m])) for m in allowed}
-        seq.inner = self._typical_inner.fresh()
+        seq.exits = {m: Agreement(self._floor(self._cycles[m]), self._typical[m]) for m in allowed}
+        seq.inner = Agreement(typical=self._typical_inner)
 
     def _floor(self, cycle: Cycle) -> float:
         """The agreement below which windows cannot pay."""
@@ -158,7 +158,7 @@ class ExitDrafter:
         return rows - len(seq.draft.tokens)
 
     def _on_trial(self, seq: Sequence) -> bool:
-        look = self.costs.look(1 + len(seq.draft.tokens))
+        look = self.costs.look(1 + len(seq.draft.tokens)) / max(self.costs.full.of(1), 1e-9)
         return self.pruning.wants_trial() and self._trials.may_spend(look)
 
     def _has_room(self, seq: Sequence) -> bool:

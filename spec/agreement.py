@@ -6,29 +6,28 @@ Knows counts only. Part of the draft side: free to be wrong.
 from itertools import accumulate
 
 _MEMORY = 0.97  # weight of the earlier verdicts when the next one comes: about the last thirty count
-_KEPT, _JUDGED = 6.0, 8.0  # as if so many tokens had been seen before: hopeful enough for a try
+_HOPE, _HOPEFUL = 0.5, 8.0  # expected before anything was seen, as if of so many tokens
 _TRIAL = 24  # tokens judged before exits can be given up
 FLOOR = 0.1  # nothing pays below this, whatever a pass costs
 
 
 class Agreement:
-    """Learns from every verified window. `floor` is the share of kept tokens below which exits are given up, `rate`
-    what is expected before anything was judged."""
+    """Learns from every verified window. `floor` is the share of kept tokens below which exits are given up; `typical`
+    is that of all sequences, which is what to expect of one of which little is known."""
 
-    def __init__(self, floor: float = FLOOR, rate: float = _KEPT / _JUDGED) -> None:
+    def __init__(self, floor: float = FLOOR, typical: "Agreement | None" = None) -> None:
         self.floor = floor
-        self._kept, self._judged = rate * _JUDGED, _JUDGED
-        self._num_judged = 0
         self.num_windows = 0  # that were drafted, whether anybody judged them or not
-
-    def fresh(self, floor: float = FLOOR) -> "Agreement":
-        """One for another sequence, which expects what this one has seen until it knows better."""
-        return Agreement(floor, self.rate)
+        self._typical = typical
+        self._kept = self._judged = 0.0
+        self._num_judged = 0
+        self._hopeful = _HOPEFUL
 
     @property
     def rate(self) -> float:
         """Share of the judged tokens that were kept, recent ones counting most."""
-        return self._kept / self._judged
+        hope = self._typical.rate if self._typical else _HOPE
+        return (self._kept + self._hopeful * hope) / (self._judged + self._hopeful)
 
     @property
     def on_trial(self) -> bool:
@@ -45,11 +44,13 @@ class Agreement:
         for kept in [1.0] * accepted + [0.0] * (accepted < drafted):
             self._kept = _MEMORY * self._kept + kept
             self._judged = _MEMORY * self._judged + 1.0
+            self._hopeful *= _MEMORY
             self._num_judged += 1
 
     def probs(self, length: int) -> tuple[float, ...]:
         """Probability that the first 1, 2, .. `length` tokens of a draft are all accepted."""
-        return tuple(self.rate ** (i + 1) for i in range(length))
+        rate = self.rate
+        return tuple(rate ** (i + 1) for i in range(length))
 
     def hopes(self, length: int) -> tuple[float, ...]:
         """How many tokens of drafts of 1, 2, .. `length` tokens will be accepted."""

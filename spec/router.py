@@ -7,6 +7,7 @@ lockstep. What is wanted is the most tokens a second over all sequences that dec
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from verdraft.spec.spending import CostTable, spend
 
@@ -98,11 +99,12 @@ def payoff(free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: CostTabl
     rate, until none adds anything."""
     plan, rest = free_plan(free, costs), list(arms)
     while rest:
-        uses = [(used, arm) for arm in rest for used in _uses(plan, arm, free)]
-        best, arm = max(uses, key=lambda use: use[0].outlook.rate(costs), default=(plan, rest[0]))
-        if best.outlook.rate(costs) <= plan.outlook.rate(costs):
+        offers = [(rate, arm, chosen, length) for arm in rest for rate, chosen, length in _uses(plan, arm, free, costs)]
+        best = max(offers, key=itemgetter(0), default=None)
+        if best is None or best[0] <= plan.outlook.rate(costs):
             break
-        plan = best
+        _, arm, chosen, length = best
+        plan = use(plan, arm, chosen, length, free)
         rest.remove(arm)
     return plan
 
@@ -127,20 +129,29 @@ def use(plan: Plan, arm: Arm, chosen: Sequence[int], length: int, free: Sequence
 
 
 def loss(plan: Plan, other: Plan, costs: CostTable) -> float:
-    """Seconds that a step by `other` takes longer for its tokens than at the rate of `plan`; negative for a gain."""
-    return other.outlook.seconds(costs) - other.outlook.tokens / plan.outlook.rate(costs)
+    """How much longer a step by `other` takes for its tokens than at the rate of `plan`, in steps without any draft;
+    negative for a gain."""
+    seconds = other.outlook.seconds(costs) - other.outlook.tokens / plan.outlook.rate(costs)
+    return seconds / max(costs.of(len(plan.routes)), 1e-9)
 
 
-def _uses(plan: Plan, arm: Arm, free: Sequence[Sequence[float]]) -> Iterator[Plan]:
-    """Every length, for all sequences that it brings more tokens, for the better half of them, and so on. Who has
-    another model's draft keeps it."""
+def _uses(
+    plan: Plan, arm: Arm, free: Sequence[Sequence[float]], costs: CostTable
+) -> Iterator[tuple[float, Sequence[int], int]]:
+    """Every length, for the sequence that gains most, the best two, four, .. and all: the rate in tokens a second, the
+    sequences, the length. Who has another model's draft keeps it."""
     kept = {i: sum(free[i][: plan.routes[i].length]) for i in arm.hopes if plan.routes[i].arm is None}
-    for length in range(1, arm.longest + 1):
-        gains = sorted(((arm.expected(i, length) - expected, i) for i, expected in kept.items()), reverse=True)
-        chosen = [i for gain, i in gains if gain > 0]
-        while chosen:
-            yield use(plan, arm, chosen, length, free)
-            chosen = chosen[: len(chosen) // 2]
+    longest = arm.longest
+    order = sorted(kept, key=lambda i: kept[i] - arm.expected(i, longest))
+    for length in range(1, longest + 1):
+        tokens, rows, goal = plan.outlook.tokens, plan.outlook.rows, 1
+        for count, i in enumerate(order, 1):
+            tokens += arm.expected(i, length) - kept[i]
+            rows += arm.rows(i, length) - plan.routes[i].length
+            if count in (goal, len(order)):
+                goal = 2 * count
+                drafting = plan.outlook.drafting + arm.seconds(count, length, rows)
+                yield tokens / max(costs.of(rows) + drafting, 1e-9), order[:count], length
 
 
 def _first_choice(i: int, free: Sequence[float], trusted: bool, arms: Sequence[Arm]) -> Route:

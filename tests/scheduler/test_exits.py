@@ -193,7 +193,7 @@ def test_exits_that_cannot_pay_here_are_tried_once_because_they_were_asked_for(
 ):
     engine = make_engine(**exiting(1, 1))
     engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))
-    engine.drafting.exits.costs = ExitCosts(engine.drafting.costs, *[CostTable((1, 32), (50.0, 50.0))] * 4)
+    engine.drafting.exits.costs = ExitCosts(engine.drafting.costs, *[CostTable((1, 32), (2.0, 2.0))] * 4)
     requests = [make_request(name, PROMPT, max_tokens=60, ignore_eos=True, speculation=mode) for name in "ab"]
     for request in requests:
         engine.add(request)

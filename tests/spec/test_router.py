@@ -69,7 +69,7 @@ def test_a_trial_is_priced_by_what_it_loses() -> None:
     assert trial.routes == (Route(None, 0), Route("model", 1))
     # 10 of drafting and two rows' difference, less a tenth of a token at the rate of plain decoding
     expected = 10.0 + LAPTOP.of(3) - LAPTOP.of(2) - 0.1 * LAPTOP.of(2) / 2
-    assert loss(plan, trial, LAPTOP) == pytest.approx(expected)
+    assert loss(plan, trial, LAPTOP) == pytest.approx(expected / LAPTOP.of(2))
 
 
 def test_hvd_takes_the_free_draft_above_the_threshold_and_a_model_below() -> None:
@@ -124,8 +124,13 @@ def test_a_source_that_brings_too_little_is_asked_now_and_then() -> None:
 def test_trials_cost_a_small_share_of_the_time() -> None:
     trials, lost = Trials(), 0.0
     for _ in range(10_000):
-        trials.earn(0.01)
-        lost += 0.02 if trials.may_spend(0.02) else 0.0
-    assert 0.5 < lost < 0.02 * 100
+        trials.earn()
+        lost += 2.0 if trials.may_spend(2.0) else 0.0
+    assert 0.005 < lost / 10_000 < 0.011
+
+
+def test_what_was_asked_for_may_be_tried_on_credit() -> None:
+    trials = Trials()
     assert trials.may_spend(5.0, must=True)
-    assert not trials.may_spend(0.001)
+    assert not trials.may_spend(0.1)
+    assert sum(trials.may_spend(1.0, must=True) for _ in range(100)) == 5
