@@ -29,7 +29,6 @@ class EngineCounters:
     suffix_store_tokens: int
     exits_given_up: int  # sequences whose exits agreed too seldom with the full model
     spec: dict[Source, SourceStats]
-    accepted_per_pos: tuple[int, ...]
     predictor: PredictorCounts
 
 
@@ -46,16 +45,9 @@ class Totals:
     iteration_tokens: int = 0
     # Every source from the start: a snapshot from another thread never meets a growing dict.
     spec: dict[Source, SourceStats] = field(default_factory=lambda: {source: SourceStats() for source in SOURCES})
-    accepted_per_pos: list[int] = field(default_factory=list)
 
     def count_draft(self, stats: SpecStats, source: Source, drafted: int, accepted: int) -> None:
         """One verified draft, for the engine and for the sequence's own report."""
         stats.num_steps += 1
         for sources in (self.spec, stats.sources):
-            entry = sources.setdefault(source, SourceStats())
-            entry.num_drafts += 1
-            entry.num_draft_tokens += drafted
-            entry.num_accepted_tokens += accepted
-        self.accepted_per_pos += [0] * (accepted - len(self.accepted_per_pos))
-        for position in range(accepted):
-            self.accepted_per_pos[position] += 1
+            sources.setdefault(source, SourceStats()).count(drafted, accepted)

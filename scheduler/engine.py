@@ -232,7 +232,9 @@ class Engine:
             iteration_tokens=totals.iteration_tokens,
             suffix_store_tokens=self.drafting.stores.num_tokens,
             exits_given_up=self.drafting.exits.num_given_up,
-            spec={source: replace(stats) for source, stats in totals.spec.items()},
-            accepted_per_pos=tuple(totals.accepted_per_pos),
+            spec={
+                source: replace(stats, accepted_per_pos=[*stats.accepted_per_pos])
+                for source, stats in totals.spec.items()
+            },
             predictor=replace(self.drafting.estimates.counts),
         )

@@ -1,6 +1,7 @@
 """What leaves the engine: immutable slices of tokens, and what a finished sequence reports."""
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Literal, TypeAlias
 
 from verdraft.spec.draft import Source
@@ -23,6 +24,24 @@ class SourceStats:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)  # accepted tokens by their place in the draft
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """One more draft."""
+        self.num_drafts += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_tokens += accepted
+        self.accepted_per_pos += [0] * (accepted - len(self.accepted_per_pos))
+        for position in range(accepted):
+            self.accepted_per_pos[position] += 1
+
+    def add(self, other: "SourceStats") -> None:
+        """Sum up."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        pairs = zip_longest(self.accepted_per_pos, other.accepted_per_pos, fillvalue=0)
+        self.accepted_per_pos = [a + b for a, b in pairs]
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 The engine's own counters are read when scraped; what only the server knows is counted here.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
@@ -126,7 +126,6 @@ IDLE = EngineCounters(
     suffix_store_tokens=0,
     exits_given_up=0,
     spec={},
-    accepted_per_pos=(),
     predictor=PredictorCounts(),
 )
 
@@ -148,16 +147,22 @@ class EngineCollector(Collector):
             yield by_source
         for name, text, read in PREDICTOR_READINGS:
             yield CounterMetricFamily(f"verdraft_predictor_{name}", text, value=read(counters.predictor))
-        yield _per_position(counters.accepted_per_pos)
+        yield from _per_position({source: stats.accepted_per_pos for source, stats in counters.spec.items()})
 
 
-def _per_position(accepted: tuple[int, ...]) -> Metric:
-    text = "accepted draft tokens by their place in the draft"
-    family = CounterMetricFamily("verdraft_spec_decode_num_accepted_tokens_per_pos", text, labels=["position"])
+def _per_position(accepted: Mapping[Source, Sequence[int]]) -> Iterator[Metric]:
+    """By place in the draft, of all sources together and of each."""
+    name, text = "verdraft_spec_decode_num_accepted_tokens_per", "accepted draft tokens by their place in the draft"
+    family = CounterMetricFamily(f"{name}_pos", text, labels=["position"])
+    by_source = CounterMetricFamily(f"{name}_source_pos", f"{text} and its source", labels=["source", "position"])
     for position in range(MAX_POSITIONS):
-        rest = accepted[position:] if position == MAX_POSITIONS - 1 else accepted[position : position + 1]
-        family.add_metric([str(position)], sum(rest))
-    return family
+        places = slice(position, None if position == MAX_POSITIONS - 1 else position + 1)
+        counts = [sum(accepted.get(source, ())[places]) for source in SOURCES]
+        family.add_metric([str(position)], sum(counts))
+        for source, count in zip(SOURCES, counts, strict=True):
+            by_source.add_metric([source, str(position)], count)
+    yield family
+    yield by_source
 
 
 class Metrics:

@@ -21,6 +21,7 @@ class Report:
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     num_steps: int = 0
+    num_target_passes: int = 0
     sources: dict[Source, SourceStats] = field(default_factory=dict)
     summaries: list[Summary] = field(default_factory=list)  # in the order in which the choices ended
 
@@ -36,11 +37,9 @@ class Report:
         if index % self.n == 0:
             self.cached_tokens += summary.cached_tokens
         self.num_steps += summary.spec.num_steps
+        self.num_target_passes += summary.spec.num_target_passes
         for source, stats in summary.spec.sources.items():
-            total = self.sources.setdefault(source, SourceStats())
-            total.num_drafts += stats.num_drafts
-            total.num_draft_tokens += stats.num_draft_tokens
-            total.num_accepted_tokens += stats.num_accepted_tokens
+            self.sources.setdefault(source, SourceStats()).add(stats)
 
     def usage(self) -> dict[str, Any]:
         """The `usage` object; the prediction's two numbers only when a prediction was sent."""
@@ -61,8 +60,19 @@ class Report:
 
     def speculation(self) -> dict[str, Any]:
         """The `speculation` object. `exits_given_up`: in some choice they agreed too seldom with the full model."""
-        given_up = any(summary.spec.given_up for summary in self.summaries)
-        return {"mode": self.mode, "exits_given_up": given_up} | acceptance(self.num_steps, self.sources)
+        found: dict[str, Any] = {
+            "mode": self.mode,
+            "exits_given_up": any(summary.spec.given_up for summary in self.summaries),
+        }
+        found |= {"num_target_passes": self.num_target_passes, "cycles_per_1000_tokens": self._cycles_per_1000_tokens}
+        found |= acceptance(self.num_steps, self.sources)
+        for source, stats in self.sources.items():
+            found["sources"][source]["num_accepted_per_position"] = stats.accepted_per_pos
+        return found
+
+    @property
+    def _cycles_per_1000_tokens(self) -> float:
+        return 1000.0 * self.num_target_passes / self.completion_tokens if self.completion_tokens else 0.0
 
 
 def acceptance(num_steps: int, sources: Mapping[Source, SourceStats]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from verdraft.model.eagle import EagleConfig
 from verdraft.model.eagle_file import save_eagle
 from verdraft.model.errors import ModelError
 from verdraft.scheduler.engine import Engine
-from verdraft.scheduler.outputs import SpecStats, Summary, Timing
+from verdraft.scheduler.outputs import SourceStats, SpecStats, Summary, Timing
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
 from verdraft.server.build import build_engine
@@ -112,3 +112,15 @@ def test_the_report_says_when_exits_were_given_up() -> None:
         assert report.speculation()["exits_given_up"] is False
         report.add(index, Summary(0, 5, SpecStats(given_up=given_up), Timing(0.0)), 0)
     assert report.speculation()["exits_given_up"] is True
+
+
+def test_the_report_counts_cycles_and_accepted_tokens_by_place() -> None:
+    report = Report([3], 2, "hybrid", with_prediction=False, with_reasoning=False)
+    for accepted in (1, 3):
+        stats = SpecStats(num_steps=1, num_target_passes=4)
+        stats.sources["suffix"] = SourceStats()
+        stats.sources["suffix"].count(drafted=4, accepted=accepted)
+        report.add(0, Summary(0, 10, stats, Timing(0.0)), 0)
+    found = report.speculation()
+    assert (found["num_target_passes"], found["cycles_per_1000_tokens"]) == (8, 400.0)
+    assert found["sources"]["suffix"]["num_accepted_per_position"] == [2, 1, 1]

@@ -62,15 +62,19 @@ def test_engine_counters() -> None:
         IDLE,
         kv_blocks_total=10,
         kv_blocks_used=4,
-        spec={"suffix": SourceStats(1, 7, 5)},
-        accepted_per_pos=tuple(range(MAX_POSITIONS + 3)),
+        spec={
+            "suffix": SourceStats(1, 7, 5, [*range(MAX_POSITIONS + 3)]),
+            "grammar": SourceStats(1, 2, 2, [1, 1]),
+        },
     )
     found = series(Metrics(lambda: counters))
     assert found["verdraft_kv_cache_usage_perc"] == 0.4
     assert found['verdraft_spec_decode_num_draft_tokens_total{source="suffix"}'] == 7
     positions = [v for n, v in found.items() if n.startswith("verdraft_spec_decode_num_accepted_tokens_per_pos")]
     assert len(positions) == MAX_POSITIONS
-    assert sum(positions) == sum(counters.accepted_per_pos)
+    assert sum(positions) == sum(range(MAX_POSITIONS + 3)) + 2
+    of_grammar = 'verdraft_spec_decode_num_accepted_tokens_per_source_pos_total{position="%d",source="grammar"}'
+    assert [found[of_grammar % position] for position in range(3)] == [1, 1, 0]
 
 
 def test_errors_of_unknown_codes_add_no_series() -> None:
