@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, Kernels, LayerForm, LayerKV, LayerWeights
+from verdraft.model.part import WHOLE, Part
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
 AddNorm: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # adds the second to the first, in place; the norm of the sum
@@ -45,6 +46,7 @@ class Layer:
     up: Any  # packed; [gate | up] for SwiGLU
     activation: Callable[[Tensor], Tensor]
     down: Any  # packed
+    gather: Callable[[Tensor], Tensor] = WHOLE.gather
 
     def __call__(self, hidden: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> Tensor:  # [T, hidden]
         """The residual stream behind this layer; `hidden` itself is left as it was."""
@@ -53,10 +55,11 @@ class Layer:
     def add_to(self, residual: Tensor, normed: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> Tensor:
         """`residual` [T, hidden] and what this layer adds to it when its attention reads `normed` [T, in]."""
         linear = self.kernels.linear
-        attended = self._attend(linear(normed, self.qkv), batch, layer_kv, place)
-        hidden = linear(attended, self.output)
-        inner = self.activation(linear(self.mlp_norm(hidden, residual), self.up))
-        return linear(inner, self.down).add_(hidden)
+        gather = self.gather
+        attended = gather(self._attend(linear(normed, self.qkv), batch, layer_kv, place))
+        hidden = gather(linear(attended, self.output))
+        inner = gather(self.activation(linear(self.mlp_norm(hidden, residual), self.up)))
+        return gather(linear(inner, self.down)).add_(hidden)
 
     def _attend(self, qkv: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> Tensor:  # [T, heads * dim]
         q, k, v = self.heads.split(qkv)
@@ -66,8 +69,8 @@ class Layer:
         return attended.view(attended.shape[0], -1)
 
 
-def llama_layer(kernels: Kernels, weights: LayerWeights, form: LayerForm) -> Layer:
-    """A layer of single operations."""
+def llama_layer(kernels: Kernels, weights: LayerWeights, form: LayerForm, part: Part = WHOLE) -> Layer:
+    """A layer of single operations. Of a part, the heads are its own."""
 
     def norm(weight: Tensor) -> Norm:
         return partial(kernels.rms_norm, weight=weight, eps=form.eps)
@@ -83,6 +86,7 @@ def llama_layer(kernels: Kernels, weights: LayerWeights, form: LayerForm) -> Lay
         up=weights.up,
         activation=kernels.silu_mul,
         down=weights.down,
+        gather=part.gather,
     )
 
 

@@ -20,16 +20,20 @@ from verdraft.model.layers import (
     llama_layer,
     no_head_norm,
 )
+from verdraft.model.part import WHOLE, Part
 from verdraft.model.rope import inverse_frequencies, rope_tables
 from verdraft.model.transformer import Transformer
 from verdraft.model.weights import open_weights
 
 
-def load_model(path: Path, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Transformer:
-    """Load a folder in Hugging Face format. Raises ModelError for anything missing, damaged or unsupported."""
+def load_model(
+    path: Path, kernels: Kernels, dtype: torch.dtype, device: torch.device, part: Part = WHOLE
+) -> Transformer:
+    """Load a folder in Hugging Face format, or a part of its layers. Raises ModelError for anything missing, damaged or
+    unsupported."""
     config = read_config(path)
     with torch.inference_mode(), open_weights(path, dtype, device) as weights:
-        return assemble_model(config, kernels, weights, device)
+        return assemble_model(config, kernels, weights, device, part)
 
 
 class TensorSource(Protocol):
@@ -40,10 +44,12 @@ class TensorSource(Protocol):
         ...
 
 
-def assemble_model(config: ModelConfig, kernels: Kernels, weights: TensorSource, device: torch.device) -> Transformer:
+def assemble_model(
+    config: ModelConfig, kernels: Kernels, weights: TensorSource, device: torch.device, part: Part = WHOLE
+) -> Transformer:
     """A model from tensors named as its family names them. The caller sets torch.inference_mode."""
     loader = _OptLoader if config.family == "opt" else _LlamaLoader
-    return loader(config, kernels, weights, device).load()
+    return loader(config, kernels, weights, device, part).load()
 
 
 class _LlamaLoader:
@@ -52,8 +58,12 @@ class _LlamaLoader:
     prefix = "model"
     final = "model.norm"
 
-    def __init__(self, config: ModelConfig, kernels: Kernels, weights: TensorSource, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, kernels: Kernels, weights: TensorSource, device: torch.device, part: Part
+    ) -> None:
         self.config = config
+        self.part = part
+        self.num_heads, self.num_kv_heads = config.num_heads // part.size, config.num_kv_heads // part.size
         self.kernels = kernels
         self.weights = weights
         self.device = device
@@ -71,8 +81,12 @@ class _LlamaLoader:
             layers=layers,
             fused=fused,
             final_norm=self.norm(self.final, config.hidden_size),
-            head=self.kernels.pack(embedding) if config.tied_head else self.packed(["lm_head"], [config.vocab_size]),
+            head=self.kernels.pack(embedding if config.tied_head else self.untied_head()),
+            num_parts=self.part.size,
         )
+
+    def untied_head(self) -> Tensor:
+        return self.weights.take("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
 
     def positions(self) -> RotaryPositions | LearnedPositions:
         config = self.config
@@ -85,15 +99,16 @@ class _LlamaLoader:
         config = self.config
         assert isinstance(positions, RotaryPositions)
         form = LayerForm(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
             head_dim=config.head_dim,
             eps=config.norm_eps,
             cos=positions.cos,
             sin=positions.sin,
         )
         weights = [self.layer_weights(f"{self.prefix}.layers.{index}") for index in range(config.num_layers)]
-        return tuple(llama_layer(self.kernels, layer, form) for layer in weights), self.kernels.fuse(weights, form)
+        layers = tuple(llama_layer(self.kernels, layer, form, self.part) for layer in weights)
+        return layers, self.kernels.fuse(weights, form) if self.part.size == 1 else None
 
     def layer_weights(self, prefix: str) -> LayerWeights:
         config, attention, mlp = self.config, f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -129,12 +144,12 @@ class _LlamaLoader:
         return partial(self.kernels.rms_norm, weight=weight, eps=self.config.norm_eps)
 
     def packed(self, names: Sequence[str], rows: Sequence[int], columns: int | None = None, bias: bool = False) -> Any:
-        """The weights of `names`, stacked along their outputs (`rows` each), packed for `linear`."""
-        columns = columns or self.config.hidden_size
-        weight = _stack([self.weights.take(f"{name}.weight", n, columns) for name, n in zip(names, rows, strict=True)])
+        """This part of the weights of `names`, stacked along their outputs (`rows` each), packed for `linear`."""
+        columns, take, own = columns or self.config.hidden_size, self.weights.take, self.part.rows
+        weight = _stack([own(take(f"{name}.weight", n, columns)) for name, n in zip(names, rows, strict=True)])
         if not bias:
             return self.kernels.pack(weight)
-        biases = [self.weights.take(f"{name}.bias", n) for name, n in zip(names, rows, strict=True)]
+        biases = [own(take(f"{name}.bias", n)) for name, n in zip(names, rows, strict=True)]
         return self.kernels.pack(weight, _stack(biases))
 
 
@@ -157,7 +172,7 @@ class _OptLoader(_LlamaLoader):
         inner = config.intermediate_size
         return Layer(
             kernels=self.kernels,
-            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
+            heads=Heads(self.num_heads, self.num_kv_heads, config.head_dim),
             attention_norm=self.norm(f"{prefix}.self_attn_layer_norm", config.hidden_size),
             qkv=self.qkv(attention),
             prepare=no_head_norm,
@@ -166,6 +181,7 @@ class _OptLoader(_LlamaLoader):
             up=self.packed([f"{prefix}.fc1"], [inner], bias=config.mlp_bias),
             activation=torch.relu_,
             down=self.packed([f"{prefix}.fc2"], [config.hidden_size], inner, config.mlp_bias),
+            gather=self.part.gather,
         )
 
     def norm(self, name: str, size: int) -> Norm:

@@ -25,6 +25,7 @@ class Transformer:
     fused: FusedLayers | None = None  # the same layers, where the backend computes several at once
     final_norm: Norm
     head: Any  # packed [vocab, hidden]
+    num_parts: int = 1  # processes that share every layer; this one has its part of the heads
 
     @property
     def dtype(self) -> torch.dtype:
@@ -37,14 +38,17 @@ class Transformer:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token's K and V take in the pool, all layers together."""
-        config = self.config
-        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self.dtype.itemsize
+        return 2 * self.config.num_layers * self._kv_heads * self.config.head_dim * self.dtype.itemsize
+
+    @property
+    def _kv_heads(self) -> int:
+        return self.config.num_kv_heads // self.num_parts
 
     def new_pool(self, num_blocks: int, block_size: int) -> Sequence[LayerKV]:
         """A KV pool of `num_blocks` pages of `block_size` tokens: one entry per layer."""
         config = self.config
         return self.kernels.pool(
-            config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim, self.dtype, self.device
+            config.num_layers, num_blocks, block_size, self._kv_heads, config.head_dim, self.dtype, self.device
         )
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:  # [T] int64, [T] int64 -> [T, hidden]
@@ -61,6 +65,11 @@ class Transformer:
         for index in range(first, last):
             hidden = self.layers[index](hidden, batch, pool[index], place)
         return hidden
+
+    def move(self, pool: Sequence[LayerKV], sources: Tensor, targets: Tensor) -> None:
+        """Copy the KV of the slots `sources` [N] to `targets` [N] in every layer; see Kernels.move."""
+        for layer_kv in pool:
+            self.kernels.move(layer_kv, sources, targets)
 
     def logits(self, hidden: Tensor) -> Tensor:  # [R, hidden] -> [R, vocab] float32
         """Final norm and head, on the residual stream behind the last layer."""

@@ -105,8 +105,7 @@ class Runner:
         moves = [move for result in results if result.work.draft.parents for move in self._moves(result)]
         if moves:
             sources, targets = (_to(np.array(slots), self.model.device) for slots in zip(*moves, strict=True))
-            for layer_kv in self.pool:
-                self.model.kernels.move(layer_kv, sources, targets)
+            self.model.move(self.pool, sources, targets)
 
     def _moves(self, result: Verified) -> list[tuple[int, int]]:
         work = result.work

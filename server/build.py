@@ -15,6 +15,7 @@ from verdraft.model.eagle_file import load_eagle, shipped_eagle
 from verdraft.model.exit_file import load_exits, shipped_exits
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
+from verdraft.model.parallel import Job, load_parallel
 from verdraft.model.recordings import CudaRecorder, with_recordings
 from verdraft.model.source import resolve_model, served_name
 from verdraft.model.transformer import Transformer
@@ -71,7 +72,7 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     dtype = _dtype(settings, device)
     kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization, settings.deterministic)
     _block_size(settings, kernels)
-    model = _recorded(settings, load_model(path, kernels, dtype, device))
+    model = _recorded(settings, _loaded(settings, path, kernels, dtype, device))
     exits = _exits(settings, model, path)
     eagle = _eagle(settings, model, path)
     _check_mode(settings, exits, eagle)
@@ -97,9 +98,20 @@ def _dtype(settings: Settings, device: torch.device) -> torch.dtype:
     return chosen
 
 
+def _loaded(settings: Settings, path: Path, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Transformer:
+    size = settings.tensor_parallel
+    if size == 1:
+        return load_model(path, kernels, dtype, device)
+    return load_parallel(
+        Job(path, size, settings.kernels, device.type, dtype, settings.quantization, settings.deterministic)
+    )
+
+
 def _recorded(settings: Settings, model: Transformer) -> Transformer:
     if not settings.cuda_graphs:
         return model
+    if settings.tensor_parallel > 1:
+        raise SettingsError("--cuda-graphs: passes that several processes share (--tensor-parallel) are not recorded")
     if model.device.type != "cuda" or not model.kernels.graphs:
         raise SettingsError(
             f"--cuda-graphs: the {model.kernels.name} kernels on {model.device} cannot be recorded; see verdraft doctor"

@@ -43,6 +43,7 @@ OFFLINE_SETTINGS = (
     "kernels",
     "deterministic",
     "cuda_graphs",
+    "tensor_parallel",
     "threads",
 )
 

@@ -105,6 +105,9 @@ class Settings(BaseSettings):
     cuda_graphs: Annotated[
         bool, Field(description="record short passes on a GPU and replay them, each as one launch")
     ] = False
+    tensor_parallel: Annotated[
+        int, Field(ge=1, le=64, description="processes, a GPU each, that share every layer; they change no bit")
+    ] = 1
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4"],
         Field(description="weights on the CPU; auto: fp32, and blocks of 4 or 8 bits beside it where exact"),
