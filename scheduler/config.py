@@ -1,8 +1,11 @@
 """The engine's settings, resolved: every number is final here, defaults and limits are the server's business."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from verdraft.scheduler.request import Mode, Router
+
+SUFFIX_STORE_TOKENS: Final = 1_000_000  # remembered of finished answers; as many again of all tenants with a salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class EngineConfig:
     exit_round: int = 2  # N_d: of these, tokens between two checks at L_i
     exit_confidence: float = 0.0  # a head that gives its own token less probability stops drafting
     eagle: DraftShape = CHAIN
-    suffix_store_tokens: int = 1_000_000
+    suffix_store_tokens: int = SUFFIX_STORE_TOKENS
     eos_token_ids: frozenset[int] = frozenset()
 
     @property

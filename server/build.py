@@ -24,6 +24,7 @@ from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.request import EXIT_MODES
 from verdraft.server.build_predictor import add_predictor, learners
+from verdraft.server.build_suffix import keepers
 from verdraft.server.chat_template import ChatTemplate
 from verdraft.server.grammars import Grammars
 from verdraft.server.requests import Limits
@@ -54,7 +55,7 @@ def build_service(settings: Settings) -> Service:
         engine=AsyncEngine(engine),
         workers=TextWorkers(),
         created=int(time.time()),
-        companions=learners(engine, settings),
+        companions=(*learners(engine, settings), *keepers(engine, limits.vocab_size, settings, path)),
     )
 
 

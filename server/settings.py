@@ -94,6 +94,10 @@ class Settings(BaseSettings):
     learning: Annotated[
         Literal["on", "off"], Field(description="whether the predictor goes on learning while serving")
     ] = "on"
+    suffix_cache: Annotated[
+        Path | None,
+        Field(description="file that keeps finished answers, as token ids, for suffix drafts after a restart"),
+    ] = None
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Field(description="float type")] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the model runs")] = "auto"
     kernels: Annotated[

@@ -27,6 +27,7 @@ def add_train_commands(commands: Any) -> None:
     exits.set_defaults(command=train_exits)
     _add_eagle(kinds.add_parser("eagle", help="an EAGLE3 head, a drafter of one layer", allow_abbrev=False))
     _add_predictor(kinds.add_parser("predictor", help="what suffix drafts pay, for the router", allow_abbrev=False))
+    _add_suffix(kinds.add_parser("suffix", help="recorded answers for --suffix-cache", allow_abbrev=False))
 
 
 def _add_eagle(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +58,15 @@ def _add_predictor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=42, help="of first weights and order")
     parser.add_argument("--threads", type=_at_least_one, help="CPU threads; default: one a core")
     parser.set_defaults(command=train_predictor)
+
+
+def _add_suffix(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="whose tokenizer and template: as for exits")
+    parser.add_argument("--data", type=Path, required=True, help="folder of recorded answers (*.jsonl, *.safetensors)")
+    parser.add_argument("--out", type=Path, required=True, help="the file")
+    parser.add_argument("--without", type=_names, default=(), help="files or workloads to leave out, with commas")
+    parser.add_argument("--longest", type=_at_least_one, default=8192, help="tokens of prompt and answer together")
+    parser.set_defaults(command=train_suffix)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -98,6 +108,17 @@ def train_eagle(arguments: argparse.Namespace) -> None:
 def train_predictor(arguments: argparse.Namespace) -> None:
     """Raises SettingsError for whatever the user can put right: a flag, the model, the data."""
     _with_clear_errors(_train_predictor, arguments)
+
+
+def train_suffix(arguments: argparse.Namespace) -> None:
+    """Raises SettingsError for whatever the user can put right: a flag, the model, the data."""
+    _with_clear_errors(_train_suffix, arguments)
+
+
+def _train_suffix(arguments: argparse.Namespace) -> None:
+    from verdraft.server.train_suffix import run
+
+    run(arguments)
 
 
 def _with_clear_errors(job: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:

@@ -1,33 +1,68 @@
 """The suffix source (DESIGN section 5): drafts from what the sequence, or an earlier answer, said after the same
 context. Knows tokens and sequences; which sequences may share a store is the caller's decision."""
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
 
 from verdraft.spec.draft import EMPTY, Draft
-from verdraft.spec.suffix_index import Proposing, SuffixIndex
+from verdraft.spec.suffix_index import SEPARATOR, Proposing, SuffixIndex
 
 TAIL_LEN = 32  # prompt tokens kept before a shared output, so that it is found from its first token on
 SHARED = Proposing(levels=(2, 4, 8, 16))  # one equal token in somebody else's answer means nothing
 MAX_TENANTS = 32  # salts with a store of their own; the one unused for longest gives way
 
 
+@dataclass(frozen=True, slots=True)
+class StoredOutputs:
+    """The whole sequences of a store, the oldest first."""
+
+    tokens: NDArray[np.int32]  # [N] of all of them
+    lengths: NDArray[np.int64]  # [S, 2] tokens of each: context before its output, output
+
+
 class SharedSuffixStore:
-    """Outputs of finished sequences of one tenant; the oldest tokens go first. Prompts are never proposed."""
+    """Outputs of finished sequences of one tenant; the oldest tokens go first. Prompts are never proposed.
+
+    One thread adds and proposes; others may read what is stored.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens` bounds the memory: about 50 bytes a token, allocated as it is used."""
         self._index = SuffixIndex(max_tokens, SHARED)
+        self._max_tokens = max_tokens
+        self._lengths: deque[tuple[int, int]] = deque()  # of the sequences that are stored as a whole
+        self._taken = 0  # tokens of theirs, with one more for each, which ends it
+        self._lock = Lock()
 
     def add(self, prompt_tail: Sequence[int], output: Sequence[int]) -> None:
         """Remember `output`; the last tokens of `prompt_tail` are context for its beginning and nothing more."""
         if not output:
             return
         tail = prompt_tail[-TAIL_LEN:]
-        for i, token in enumerate(tail):
-            self._index.append(token, findable=i == len(tail) - 1)
-        self._index.extend(output)
-        self._index.end_sequence()
+        with self._lock:
+            for i, token in enumerate(tail):
+                self._index.append(token, findable=i == len(tail) - 1)
+            self._index.extend(output)
+            self._index.end_sequence()
+            self._note(len(tail), len(output))
+
+    def _note(self, tail: int, output: int) -> None:
+        self._lengths.append((tail, output))
+        self._taken += tail + output + 1
+        while self._taken > self._max_tokens:
+            self._taken -= sum(self._lengths.popleft()) + 1
+
+    def stored(self) -> StoredOutputs:
+        """A copy of what is known; add() makes an equal store of it."""
+        with self._lock:
+            tokens, lengths = self._index.newest(self._taken), list(self._lengths)
+        return StoredOutputs(tokens[tokens != SEPARATOR], np.array(lengths, np.int64).reshape(-1, 2))
 
     def clue(self, context: Sequence[int], hashes: Mapping[int, int]) -> int:
         """How much of `context` ends an earlier output's beginning; see SuffixIndex.clue."""
@@ -39,7 +74,10 @@ class SharedSuffixStore:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._index.clear()
+        with self._lock:
+            self._index.clear()
+            self._lengths.clear()
+            self._taken = 0
 
     @property
     def num_tokens(self) -> int:
@@ -49,6 +87,7 @@ class SharedSuffixStore:
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         self._index.check_integrity()
+        assert self._taken == sum(map(sum, self._lengths)) + len(self._lengths) <= self.num_tokens
 
 
 class SuffixStores:
@@ -64,32 +103,36 @@ class SuffixStores:
 
     def of(self, salt: str) -> SharedSuffixStore:
         """The store of everybody with this salt; "" is no salt."""
-        if not salt:
+        return self.named(hashlib.sha256(salt.encode()).hexdigest() if salt else "")
+
+    def named(self, name: str) -> SharedSuffixStore:
+        """The store of this name: a salt's digest, which tells nobody the salt, or "" for no salt."""
+        if not name:
             return self._open
-        store = self._salted.pop(salt, None) or SharedSuffixStore(self._tenant_tokens)
-        self._salted[salt] = store
+        store = self._salted.pop(name, None) or SharedSuffixStore(self._tenant_tokens)
+        self._salted[name] = store
         if len(self._salted) > MAX_TENANTS:
             self._salted.popitem(last=False)
         return store
 
-    def _all(self) -> Iterator[SharedSuffixStore]:
-        yield self._open
-        yield from list(self._salted.values())
+    def all(self) -> dict[str, SharedSuffixStore]:
+        """Stores by name; of the salted ones, the one unused for longest comes first."""
+        return {"": self._open, **self._salted.copy()}
 
     def clear(self) -> None:
         """Forget everything; sequences that run keep feeding the store they started with."""
-        for store in self._all():
+        for store in self.all().values():
             store.clear()
         self._salted.clear()
 
     @property
     def num_tokens(self) -> int:
         """Tokens stored, all tenants together."""
-        return sum(store.num_tokens for store in self._all())
+        return sum(store.num_tokens for store in self.all().values())
 
     def check_integrity(self) -> None:
         """Raise AssertionError when an invariant is broken."""
-        for store in self._all():
+        for store in self.all().values():
             store.check_integrity()
 
 

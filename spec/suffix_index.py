@@ -187,6 +187,11 @@ class SuffixIndex:
         window: list[int] = self._tokens[end - length : end].tolist()
         return window
 
+    def newest(self, count: int) -> NDArray[np.int32]:
+        """A copy of the last `count` tokens of all sequences, at most num_tokens, separators included."""
+        end = self._next + self._capacity
+        return self._ring[end - count : end].copy()
+
     def hashes(self) -> dict[int, int]:
         """Hashes of the open sequence's end by their lengths, as clue() of any index takes them."""
         return {level.length: level.hash for level in self._levels if level.length <= self._run_len}

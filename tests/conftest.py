@@ -13,6 +13,7 @@ import transformers
 from hypothesis import settings
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
@@ -189,6 +190,22 @@ def scripted() -> type[ScriptedDrafter]:
 @pytest.fixture
 def scripted_trees() -> type[ScriptedTrees]:
     return ScriptedTrees
+
+
+@pytest.fixture(scope="session")
+def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte-level BPE: merges "th", "the", " t"; specials <|start|> and <|end|>; <think>, </think> and "    " added."""
+    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    for text in ("th", "the", "\u0120t"):
+        vocab[text] = len(vocab)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e"), ("\u0120", "t")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>", "    ")])
+    folder = tmp_path_factory.mktemp("byte_level")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 class JsonVocabulary:

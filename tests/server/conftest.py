@@ -1,27 +1,11 @@
-"""Two small tokenizers of the two kinds there are, as folders; and the limits that parsers need."""
+"""A small tokenizer of sentencepiece's kind, as a folder; and the limits that parsers need."""
 
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from verdraft.server.requests import Limits
-
-
-@pytest.fixture(scope="session")
-def byte_level_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte-level BPE: merges "th", "the", " t"; specials <|start|> and <|end|>; <think>, </think> and "    " added."""
-    vocab = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    for text in ("th", "the", "\u0120t"):
-        vocab[text] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("t", "h"), ("th", "e"), ("\u0120", "t")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|start|>", "<|end|>"])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<think>", "</think>", "    ")])
-    folder = tmp_path_factory.mktemp("byte_level")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 @pytest.fixture(scope="session")
