@@ -19,7 +19,7 @@ def test_defaults() -> None:
         1 << 22,
     )
     assert settings.block_size is None
-    assert len(Settings.model_fields) <= 32
+    assert len(Settings.model_fields) <= 36
 
 
 def test_flags_beat_the_environment_beats_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
