@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 def read_states(args: argparse.Namespace) -> States:
     """Replays the folder. Raises DataError."""
     path = resolve_model(args.model)
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path, model_max_length=1 << 30)  # the reader looks after lengths
     texts = [tokenizer.decode([i], skip_special_tokens=True).encode() for i in range(len(tokenizer))]
     without = tuple(filter(None, args.without.split(",")))
     reader = TraceReader(args.data, _coder(tokenizer, read_config(path).eos_token_ids), args.longest, without)

@@ -92,7 +92,7 @@ def test_a_thread_learns_and_its_winner_is_kept(tmp_path: Path) -> None:
     kept = last_predictor(file, START)
     rows = np.zeros((1, len(FEATURES)), np.float32)
     assert np.allclose(kept.predict(rows).survival, published[-1].predict(rows).survival, atol=5e-3)
-    assert kept.record["online"]["learned_from"] >= 512
+    assert kept.record["online"]["learned_from"] >= 256
 
 
 def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

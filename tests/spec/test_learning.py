@@ -110,7 +110,7 @@ def test_a_change_of_traffic_is_followed() -> None:
 
 
 def test_nothing_is_learnt_from_a_handful() -> None:
-    learner = learned(0.9, 4)
+    learner = learned(0.9, 3)
     assert learner.champion is START
     assert np.array_equal(learner._challenger.predictor().layers[0].weight, START.layers[0].weight)
 

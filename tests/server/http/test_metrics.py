@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from verdraft.scheduler.estimates import PredictorCounts
 from verdraft.scheduler.outputs import SourceStats, SpecStats, Summary, Timing
 from verdraft.server.errors import ApiError, queue_full
 from verdraft.server.metrics import ERROR_CODES, IDLE, MAX_POSITIONS, Metrics
@@ -66,10 +67,15 @@ def test_engine_counters() -> None:
             "suffix": SourceStats(1, 7, 5, [*range(MAX_POSITIONS + 3)]),
             "grammar": SourceStats(1, 2, 2, [1, 1]),
         },
+        predictor=PredictorCounts(num_states=3, predicted_tokens=7.5, accepted_tokens=6, error_tokens=2.5, high_hits=1),
     )
     found = series(Metrics(lambda: counters))
     assert found["verdraft_kv_cache_usage_perc"] == 0.4
     assert found['verdraft_spec_decode_num_draft_tokens_total{source="suffix"}'] == 7
+    assert found["verdraft_predictor_states_total"] == 3
+    assert found["verdraft_predictor_predicted_tokens_total"] - found["verdraft_predictor_accepted_tokens_total"] == 1.5
+    assert found["verdraft_predictor_error_tokens_total"] == 2.5
+    assert found["verdraft_predictor_high_hits_total"] == 1
     positions = [v for n, v in found.items() if n.startswith("verdraft_spec_decode_num_accepted_tokens_per_pos")]
     assert len(positions) == MAX_POSITIONS
     assert sum(positions) == sum(range(MAX_POSITIONS + 3)) + 2
