@@ -5,6 +5,7 @@ are those of passes measured here or given.
 """
 
 import argparse
+import json
 from collections.abc import Callable
 from itertools import accumulate
 from operator import mul
@@ -42,7 +43,7 @@ from verdraft.spec.replay import States, joined, replay
 from verdraft.spec.spending import CostTable
 
 CPU, BLOCK, CONTEXT = torch.device("cpu"), 16, 256
-EAGLE3 = ",".join(["0.43"] * 8)  # a chain of depth 8 that alone takes the paper's 571 cycles per 1,000 tokens
+EAGLE3 = (0.43,) * 8  # a chain of depth 8 that alone takes the paper's 571 cycles per 1,000 tokens
 PAPER = "HVD, Llama-3.1-8B: 571 cycles per 1,000 tokens with EAGLE3 alone, 200 with HVD (16 data sets, trees)"
 
 
@@ -56,7 +57,8 @@ def main() -> None:
     machine = _machine(args)
     outcomes = compare(states, machine, _routers(args, machine), args.all)
     print(f"passes: {', '.join(f'{n}: {1e3 * s:.1f} ms' for n, s in machine.passes.points())}")
-    print(f"model drafter: {1e3 * machine.model_token:.2f} ms a token; right: {args.acceptance}")
+    chances = ", ".join(f"{chance:.2f}" for chance in machine.survival)
+    print(f"model drafter: {1e3 * machine.model_token:.2f} ms a token; its first 1, 2, .. are right with {chances}")
     for title, cell in VIEWS:
         print("\n".join(["", title, *_table(outcomes, cell)]))
     print(PAPER)
@@ -71,9 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--without", default="", help="files or workloads to leave out, with commas")
     parser.add_argument("--longest", type=int, default=8192, help="tokens of prompt and answer together")
     parser.add_argument("--tau", type=float, default=6.0, help="threshold of score and prediction (HVD: 6)")
-    parser.add_argument("--acceptance", default=EAGLE3, help="model drafter: chance of each token, those before right")
+    drafter = parser.add_mutually_exclusive_group()
+    drafter.add_argument("--head", type=_recorded, help="model drafter: the folder of a head from `train eagle`")
+    chances = "model drafter: chance of each token if those before are right"
+    drafter.add_argument("--acceptance", type=_chances, default=EAGLE3, help=chances)
     parser.add_argument("--model-token", type=float, default=0.1, help="model drafter: passes of one row, for a token")
-    parser.add_argument("--costs", help="milliseconds of passes, as 1:7.8,2:9.0; measured when left out")
+    parser.add_argument("--costs", type=_given, help="milliseconds of passes, as 1:7.8,2:9.0; measured when left out")
     parser.add_argument("--streams", type=int, default=1, help="sequences that share every pass")
     return parser
 
@@ -109,14 +114,36 @@ def _coder(tokenizer: Any, eos: frozenset[int]) -> Coder:
 
 
 def _machine(args: argparse.Namespace) -> Machine:
-    passes = _given(args.costs) if args.costs else _measured(args.model)
-    survival = tuple(accumulate(map(float, args.acceptance.split(",")), mul))
+    passes = args.costs or _measured(args.model)
+    survival = tuple(accumulate(args.head or args.acceptance, mul))
     return Machine(passes, args.model_token * passes.of(1), survival, args.streams)
 
 
 def _given(costs: str) -> CostTable:
-    points = sorted((int(n), float(ms) / 1e3) for n, ms in (entry.split(":") for entry in costs.split(",")))
+    try:
+        points = sorted((int(n), float(ms) / 1e3) for n, ms in (entry.split(":") for entry in costs.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected rows:milliseconds, as 1:7.8,2:9.0; got {costs!r}") from None
     return CostTable(tuple(n for n, _ in points), tuple(s for _, s in points))
+
+
+def _chances(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(map(float, text.split(",")))
+    except ValueError:
+        found = ()
+    if not found or not all(0 <= chance <= 1 for chance in found):
+        raise argparse.ArgumentTypeError(f"expected numbers from 0 to 1 with commas, got {text!r}")
+    return found
+
+
+def _recorded(folder: str) -> tuple[float, ...]:
+    """What its training found on held-out prompts."""
+    try:
+        about = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        return tuple(map(float, about["verdraft"]["training"]["held_out"]["acceptance"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f"{folder!r} holds no head with recorded acceptance ({error!r})") from None
 
 
 def _measured(model: str | None) -> CostTable:

@@ -122,12 +122,33 @@ def test_the_command_prints_every_router_by_workload(
     (tmp_path / "data/a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ids))
     saying(7.0, 0.9).save(tmp_path / "p")
     flags = ["--data", tmp_path / "data", "--model", folder, "--predictor", tmp_path / "p", "--all"]
-    monkeypatch.setattr(sys, "argv", ["router", *map(str, flags), "--costs", "1:10,11:20"])
+    head = {"verdraft": {"training": {"held_out": {"acceptance": [0.5, 0.5]}}}}
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    flags += ["--head", tmp_path, "--costs", "1:10,11:20"]
+    monkeypatch.setattr(sys, "argv", ["router", *map(str, flags)])
     main()
     said = capsys.readouterr().out
     assert "passes: 1: 10.0 ms, 11: 20.0 ms" in said
+    assert "1.00 ms a token; its first 1, 2, .. are right with 0.50, 0.25" in said
     rows = [line.split() for line in said.split("cycles per 1,000 tokens\n")[1].split("\n")[:4]]
     assert rows[0] == ["none", "suffix", "model", "score", "HVD", "payoff", "oracle"]
     assert [row[0] for row in rows[1:]] == ["chat", "edit", "all"]
     assert rows[3][1] == "1000"
     assert int(rows[3][2]) < 500
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--costs", "1;2"], "--costs: expected rows:milliseconds, as 1:7.8,2:9.0; got '1;2'"),
+        (["--acceptance", "0.5,2"], "--acceptance: expected numbers from 0 to 1 with commas, got '0.5,2'"),
+        (["--head", "/nowhere"], "--head: '/nowhere' holds no head with recorded acceptance"),
+    ],
+)
+def test_mistakes_name_the_flag(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["router", "--data", "/nowhere", *flags])
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
