@@ -44,7 +44,7 @@ def main() -> None:
     bench = Bench(model, exits_of(args.exits, model, path), args.max_tokens)
     if not bench.exits:
         raise SystemExit("--exits: no heads come with this model; name a folder or two layers")
-    report = Report(args, path, bench, read_workloads(args, path))
+    report = Report(args, path, bench, read_workloads(args, path, args.prompts))
     for part in args.parts:
         getattr(report, part)()
 
@@ -75,12 +75,12 @@ def exits_of(spec: str, model: Transformer, path: Path) -> Exits:
     return load_exits(Path(spec), model, path)
 
 
-def read_workloads(args: argparse.Namespace, path: Path) -> Workloads:
-    """Token ids of the first prompts of each workload."""
+def read_workloads(args: argparse.Namespace, path: Path, count: int) -> Workloads:
+    """Token ids of the first `count` prompts of each workload."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     found: dict[str, list[list[int]]] = defaultdict(list)
     for prompt in prompts_of(args):
-        if len(found[prompt.workload]) < args.prompts:
+        if len(found[prompt.workload]) < count:
             text = tokenizer.apply_chat_template(list(prompt.messages), tokenize=False, add_generation_prompt=True)
             found[prompt.workload].append(tokenizer(text, add_special_tokens=False)["input_ids"])
     return found

@@ -8,22 +8,26 @@ answers to other prompts only, and the run fails when two arms differ about a to
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from verdraft.bench.hispec import CPU, Workloads, exits_of, read_workloads
-from verdraft.bench.prompts import add_data_flags
+from verdraft.bench.prompts import add_data_flags, token_classes
 from verdraft.kernels.chooser import choose_kernels
-from verdraft.model.exit_head import Exits
+from verdraft.model.eagle_file import shipped_eagle
 from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import Engine
+from verdraft.scheduler.estimates import Estimates, PredictorCounts
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Mode, Request, Router
+from verdraft.spec.predictor import load_predictor
 
 BLOCK = 16
 ARMS: dict[str, tuple[Mode, Router]] = {
@@ -31,10 +35,12 @@ ARMS: dict[str, tuple[Mode, Router]] = {
     "suffix": ("suffix", "payoff"),
     "early_exit": ("early_exit", "payoff"),
     "hispec": ("hispec", "payoff"),
+    "eagle": ("eagle", "payoff"),
     "threshold": ("hybrid", "threshold"),
     "score": ("hybrid", "score"),
     "payoff": ("hybrid", "payoff"),
 }
+SHORT_ARMS = ["off", "suffix", "early_exit", "eagle", "threshold", "payoff"]
 
 
 @dataclass(slots=True)
@@ -128,9 +134,11 @@ def _counts(engine: Engine) -> tuple[int, int, int]:
     return counters.target_passes, sum(s.num_accepted_tokens for s in stats), sum(s.num_drafts for s in stats)
 
 
-def make_engines(args: argparse.Namespace, model: SharedPool, exits: Exits, longest: int) -> dict[str, Engine]:
-    """One engine for each arm, with room for as many streams as will be measured."""
+def make_engines(args: argparse.Namespace, model: Transformer, path: Path, longest: int) -> dict[str, Engine]:
+    """One engine for each arm that this model can have, with room for as many streams as will be measured."""
     engines: dict[str, Engine] = {}
+    shared, exits, eagle = SharedPool(model), exits_of(args.exits, model, path), shipped_eagle(model, path)
+    estimates = Estimates(load_predictor(), token_classes(AutoTokenizer.from_pretrained(path)))
     for arm in args.arms:
         config = EngineConfig(
             max_model_len=longest,
@@ -140,8 +148,11 @@ def make_engines(args: argparse.Namespace, model: SharedPool, exits: Exits, long
             router=ARMS[arm][1],
             eos_token_ids=model.config.eos_token_ids,
         )
-        engines[arm] = Engine(model, config, exits=exits)  # type: ignore[arg-type]
-        engines[arm].measure()
+        engine = Engine(shared, config, exits=exits, eagle=eagle)  # type: ignore[arg-type]
+        if ARMS[arm][0] in engine.modes:
+            engine.drafting.estimates = replace(estimates, counts=PredictorCounts())
+            engine.measure()
+            engines[arm] = engine
     return engines
 
 
@@ -152,7 +163,7 @@ def report(args: argparse.Namespace, bench: Bench, workloads: Workloads) -> Iter
         yield f"{'workload':14}" + "".join(f"{arm:>24}" for arm in args.arms)
         total = {arm: Cell() for arm in args.arms}
         for workload, prompts in workloads.items():
-            found = bench.cells(workload, prompts, streams)
+            found = bench.cells(workload, prompts[: max(streams, args.prompts)], streams)
             yield _row(workload, found)
             for arm, cell in found.items():
                 total[arm].add(cell)
@@ -175,11 +186,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quantization", default="auto", help="as for `verdraft serve`")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="the first is the base")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--prompts", type=int, default=16, help="of each workload")
+    parser.add_argument("--prompts", type=int, default=16, help="of each workload, or as many as streams if more")
     parser.add_argument("--max-tokens", type=int, default=96, help="of every answer")
+    parser.add_argument("--short", action="store_true", help="about five minutes on two cores: a part of all that")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     add_data_flags(parser)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.short:
+        args.arms, args.workloads = SHORT_ARMS, args.workloads or "chat,edit,structured"
+        args.prompts, args.max_tokens, args.max_prompt_chars = 4, 48, 2500
+    return args
 
 
 def main() -> None:
@@ -187,9 +203,10 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     path = resolve_model(args.model)
     model = load_model(path, choose_kernels("cpu", CPU, torch.float32, args.quantization), torch.float32, CPU)
-    workloads = read_workloads(args, path)
+    workloads = read_workloads(args, path, max(args.prompts, *args.streams))
     longest = max(len(prompt) for prompts in workloads.values() for prompt in prompts) + args.max_tokens
-    engines = make_engines(args, SharedPool(model), exits_of(args.exits, model, path), longest)
+    engines = make_engines(args, model, path, longest)
+    args.arms = list(engines)
     for line in report(args, Bench(engines, args.max_tokens), workloads):
         print(line, flush=True)
 

@@ -9,6 +9,8 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from verdraft.spec.features import TokenClasses, classify
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -77,3 +79,8 @@ def _prompt(file: Path, number: int, line: str) -> Prompt:
         return Prompt(row["id"], row["workload"], messages, row.get("max_tokens", 256), str(row.get("reference", "")))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{file.name} line {number}: {error!r}; expected id, workload and messages") from error
+
+
+def token_classes(tokenizer: Any) -> TokenClasses:
+    """The flags of every token of a `transformers` tokenizer, as a payoff predictor reads them."""
+    return classify([tokenizer.decode([i], skip_special_tokens=True).encode() for i in range(len(tokenizer))])

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from verdraft.bench.prompts import DataError
+from verdraft.bench.prompts import DataError, token_classes
 from verdraft.bench.routers import (
     Machine,
     Outcome,
@@ -37,7 +37,6 @@ from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
 from verdraft.scheduler.costs import measure_costs
 from verdraft.scheduler.runner import Runner
-from verdraft.spec.features import classify
 from verdraft.spec.predictor import load_predictor
 from verdraft.spec.replay import States, joined, replay
 from verdraft.spec.spending import CostTable
@@ -90,11 +89,11 @@ def read_states(args: argparse.Namespace) -> States:
     """Replays the folder. Raises DataError."""
     path = resolve_model(args.model)
     tokenizer: Any = AutoTokenizer.from_pretrained(path, model_max_length=1 << 30)  # the reader looks after lengths
-    texts = [tokenizer.decode([i], skip_special_tokens=True).encode() for i in range(len(tokenizer))]
+    classes = token_classes(tokenizer)
     without = tuple(filter(None, args.without.split(",")))
     reader = TraceReader(args.data, _coder(tokenizer, read_config(path).eos_token_ids), args.longest, without)
     groups = [(answer for file in group for answer in reader.read(file)) for group in reader.groups()]
-    return joined([replay([group], classify(texts)) for group in groups])
+    return joined([replay([group], classes) for group in groups])
 
 
 def _coder(tokenizer: Any, eos: frozenset[int]) -> Coder:

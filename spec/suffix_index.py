@@ -199,15 +199,17 @@ class SuffixIndex:
     def clue(self, context: Sequence[int], hashes: Mapping[int, int]) -> int:
         """How much of `context`, whose ends have these hashes, occurred before: the length of a level, or 0. A look at
         the latest entry of each level, so it may miss some."""
-        newest = (self._next - 1) % self._capacity
-        for level in reversed(self._levels):
-            if (hash_value := hashes.get(level.length)) is not None:
-                slot = level.head[level.bucket(hash_value)] - 1
-                if slot == newest:  # the end of the open sequence itself
-                    slot = level.prev[slot] - 1
-                if slot >= 0 and self._window(slot, level.length) == context[-level.length :]:
-                    return level.length
-        return 0
+        newest, found = (self._next - 1) % self._capacity, 0
+        for level in self._levels:
+            if (hash_value := hashes.get(level.length)) is None:
+                continue
+            slot = level.head[level.bucket(hash_value)] - 1
+            if slot == newest:  # the end of the open sequence itself
+                slot = level.prev[slot] - 1
+            if slot < 0 or self._window(slot, level.length) != context[-level.length :]:
+                break
+            found = level.length
+        return found
 
     def find(self, context: Sequence[int], hashes: Mapping[int, int] | None = None) -> list[Match]:
         """Earlier occurrences of the end of `context`, the most recent first: those that share the longest level.

@@ -213,3 +213,30 @@ def test_clear_forgets() -> None:
 def test_an_index_must_hold_its_longest_level() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         SuffixIndex(16)
+
+
+def clue(index: SuffixIndex, of: SuffixIndex) -> int:
+    return index.clue(of.context(16), of.hashes())
+
+
+def test_a_clue_says_how_much_context_was_seen_before() -> None:
+    index, other = SuffixIndex(4096), SuffixIndex(4096, Proposing(levels=(2, 4)))
+    index.extend([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert clue(index, index) == 0
+    index.extend([3])
+    assert clue(index, index) == 1
+    index.extend([4, 5, 6, 7])
+    assert clue(index, index) == 4
+    assert clue(other, index) == 0
+    other.extend([9, 6, 7, 1])
+    other.end_sequence()
+    assert clue(other, index) == 2
+
+
+@given(st.lists(st.integers(0, 3), max_size=80))
+def test_a_clue_never_promises_what_is_not_found(tokens: list[int]) -> None:
+    index = SuffixIndex(500)
+    for token in tokens:
+        index.append(token)
+        matches = index.find(index.context(64))
+        assert clue(index, index) <= max((match.length for match in matches), default=0)
