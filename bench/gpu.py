@@ -8,7 +8,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -18,7 +18,8 @@ import torch
 
 from verdraft.bench.gpu_meter import Line, Meter
 from verdraft.bench.gpu_model import LLAMA_8B, TINY, even_batch, random_model
-from verdraft.kernels.base import Kernels, KernelUnavailable
+from verdraft.kernels.base import Batch, Kernels, KernelUnavailable
+from verdraft.kernels.blocks import GROUP, Quantization
 from verdraft.kernels.chooser import BACKENDS, Wish, choose_kernels, choose_sampler, survey, versions
 from verdraft.kernels.draws import Draws
 from verdraft.kernels.torch_ref import TorchKernels
@@ -40,26 +41,36 @@ class Sizes:
 
 FULL = Sizes(LLAMA_8B, (1024, 8192), (1, 8, 64), (1, 4, 8, 16, 64), (1, 2, 4, 8, 16, 64, 128, 256))
 REHEARSAL = Sizes(TINY, (40,), (1, 2), (1, 3), (1, 6))
-Part = Callable[[Meter, Sizes, Kernels], Iterator[Line]]
 
 
-def backends(device: torch.device, dtype: torch.dtype) -> Iterator[Kernels]:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A backend as it was wished for."""
+
+    name: str
+    kernels: Kernels
+    quantization: Quantization = "none"
+
+
+def backends(device: torch.device, dtype: torch.dtype) -> Iterator[Form]:
     """All that can run on a GPU, and their deterministic forms; on a CPU, what the rehearsal needs."""
     if device.type == "cpu":
-        yield TorchKernels()
-    for deterministic, name in product((False, True), BACKENDS):
-        wish = Wish(device, dtype, deterministic=deterministic)
-        if device.type == "cuda" and survey(wish)[name] is None:
-            yield choose_kernels(name, device, dtype, deterministic=deterministic)
+        yield Form("torch", TorchKernels())
+        return
+    wishes: list[tuple[Quantization, bool, str]] = [
+        ("none", False, ""),
+        ("none", True, " exact"),
+        ("int8", True, " int8"),
+    ]
+    for (quantization, deterministic, suffix), name in product(wishes, BACKENDS):
+        if survey(Wish(device, dtype, quantization, deterministic))[name] is None:
+            kernels = choose_kernels(name, device, dtype, quantization, deterministic)
+            yield Form(f"{kernels.name}{suffix}", kernels, quantization)
 
 
-def form(kernels: Kernels) -> str:
-    return f"{kernels.name}{' (deterministic)' if kernels.exact else ''}"
-
-
-def attention(meter: Meter, sizes: Sizes, kernels: Kernels) -> Iterator[Line]:
+def attention(meter: Meter, sizes: Sizes, form: Form) -> Iterator[Line]:
     """One layer's attention, keys and values read once."""
-    config, dtype, device = sizes.config, meter.dtype, meter.device
+    config, dtype, device, kernels = sizes.config, meter.dtype, meter.device, form.kernels
     heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
     for context, rows, queries in product(sizes.contexts, sizes.rows, sizes.queries):
         batch = even_batch(rows, queries, context, kernels.page_size, device)
@@ -67,13 +78,13 @@ def attention(meter: Meter, sizes: Sizes, kernels: Kernels) -> Iterator[Line]:
         q = torch.randn(rows * queries, heads, dim, dtype=dtype, device=device)
         read = 2 * rows * context * kv_heads * dim * dtype.itemsize
         flops = 4 * rows * queries * context * heads * dim
-        what = f"{form(kernels)}: {rows} x {queries} queries, context {context}"
+        what = f"{form.name}: {rows} x {queries} queries, context {context}"
         yield meter.line("attention", what, partial(kernels.attend, q, layer, batch, dim**-0.5), read, flops)
 
 
-def products(meter: Meter, sizes: Sizes, kernels: Kernels) -> Iterator[Line]:
+def products(meter: Meter, sizes: Sizes, form: Form) -> Iterator[Line]:
     """A layer's four products together."""
-    config, dtype, device = sizes.config, meter.dtype, meter.device
+    config, dtype, device, kernels = sizes.config, meter.dtype, meter.device, form.kernels
     hidden, inner, queries, keys = _widths(config)
     shapes = [(hidden, queries + keys), (queries, hidden), (hidden, 2 * inner), (inner, hidden)]
     packed = [kernels.pack(torch.randn(outs, ins, dtype=dtype, device=device)) for ins, outs in shapes]
@@ -86,25 +97,31 @@ def products(meter: Meter, sizes: Sizes, kernels: Kernels) -> Iterator[Line]:
         def call() -> object:
             return [kernels.linear(*job) for job in jobs]  # noqa: B023
 
-        yield meter.line("products", f"{form(kernels)}: {rows} rows", call, size * dtype.itemsize, 2 * rows * size)
+        yield meter.line("products", f"{form.name}: {rows} rows", call, size * _bytes(form, dtype), 2 * rows * size)
 
 
-def passes(meter: Meter, sizes: Sizes, kernels: Kernels) -> Iterator[Line]:
+def passes(meter: Meter, sizes: Sizes, form: Form) -> Iterator[Line]:
     """All layers, and the head on every token; as it is and recorded."""
+    kernels = form.kernels
     model = random_model(sizes.config, kernels, meter.dtype, meter.device)
     for recorded, rows, queries in product((False, True), sizes.rows, sizes.queries):
         if rows * queries > max(sizes.products) or (recorded and not (kernels.graphs and meter.device.type == "cuda")):
             continue
         run = with_recordings(model, CudaRecorder()) if recorded else model
-        what = f"{form(kernels)}{', recorded' if recorded else ''}: {rows} x {queries} tokens"
-        yield _pass(meter, run, what, rows, queries, sizes.contexts[0])
+        what = f"{form.name}{', recorded' if recorded else ''}: {rows} x {queries} tokens"
+        even = even_batch(rows, queries, sizes.contexts[0], kernels.page_size, meter.device)
+        yield _pass(meter, run, what, _bytes(form, meter.dtype), even)
 
 
-def _pass(meter: Meter, model: Transformer, what: str, rows: int, queries: int, context: int) -> Line:
+def _bytes(form: Form, dtype: torch.dtype) -> float:
+    """Of a weight; in 8 bits with its share of a scale."""
+    return 1 + 2 / GROUP if form.quantization == "int8" else dtype.itemsize
+
+
+def _pass(meter: Meter, model: Transformer, what: str, weight_bytes: float, batch: Batch) -> Line:
     config = model.config
-    batch = even_batch(rows, queries, context, model.kernels.page_size, meter.device)
     pool = model.new_pool(batch.pages.numel(), model.kernels.page_size)
-    tokens = torch.randint(0, config.vocab_size, (rows * queries,), device=meter.device)
+    tokens = torch.randint(0, config.vocab_size, (len(batch.slots),), device=meter.device)
 
     def call() -> object:
         hidden = model.embed(tokens, batch.positions)
@@ -112,11 +129,11 @@ def _pass(meter: Meter, model: Transformer, what: str, rows: int, queries: int, 
 
     hidden, inner, q, keys = _widths(config)
     weights = config.num_layers * hidden * (2 * q + keys + 3 * inner) + config.vocab_size * hidden
-    read = weights * meter.dtype.itemsize + rows * context * model.kv_bytes_per_token
-    return meter.line("passes", what, call, read, 2 * rows * queries * weights)
+    read = weights * weight_bytes + int(batch.seq_lens.sum()) * model.kv_bytes_per_token
+    return meter.line("passes", what, call, read, 2 * len(tokens) * weights)
 
 
-def sampling(meter: Meter, sizes: Sizes, kernels: Kernels) -> Iterator[Line]:
+def sampling(meter: Meter, sizes: Sizes, form: Form) -> Iterator[Line]:
     """The law's tokens where the logits are, and what the way to the host costs instead."""
     sample = choose_sampler(meter.device)
     for rows in sizes.rows:
@@ -139,19 +156,19 @@ def measure(meter: Meter, sizes: Sizes, seconds: float) -> Iterator[Line]:
     ends = time.monotonic() + seconds
     meter.measure_machine()
     found = list(backends(meter.device, meter.dtype))
-    quick = [kernels for kernels in found if not kernels.exact]
-    jobs: list[tuple[Part, Kernels]] = [(attention, kernels) for kernels in quick]
-    jobs += [(products, kernels) for kernels in (*quick[-1:], *(k for k in found if k.exact))]
-    jobs += [(passes, kernels) for kernels in found if kernels.name != "torch" or meter.device.type == "cpu"]
-    for part, kernels in [*jobs, (sampling, found[0])]:
+    quick = [form for form in found if not form.kernels.exact]
+    jobs = [(attention, form) for form in quick]
+    jobs += [(products, form) for form in (*quick[-1:], *(form for form in found if form.kernels.exact))]
+    jobs += [(passes, form) for form in found if form.name != "torch" or meter.device.type == "cpu"]
+    for part, form in [*jobs, (sampling, found[0])]:
         try:
-            for line in part(meter, sizes, kernels):
+            for line in part(meter, sizes, form):
                 yield line
                 if time.monotonic() > ends:
-                    meter.note(f"no time for {part.__name__} with {form(kernels)} and what follows")
+                    meter.note(f"no time for {part.__name__} with {form.name} and what follows")
                     return
         except (torch.cuda.OutOfMemoryError, KernelUnavailable) as error:
-            meter.note(f"{part.__name__} with {form(kernels)} ended: {str(error).splitlines()[0]}")
+            meter.note(f"{part.__name__} with {form.name} ended: {str(error).splitlines()[0]}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -113,7 +113,7 @@ def _flash_missing(wish: Wish) -> str | None:
 def _make_flash(wish: Wish) -> Kernels:
     from verdraft.kernels.flash import FlashKernels
 
-    return FlashKernels(find_flash_library(torch.cuda.get_device_capability(wish.device)))
+    return FlashKernels(find_flash_library(torch.cuda.get_device_capability(wish.device)), wish.quantization)
 
 
 def _triton_missing(wish: Wish) -> str | None:
@@ -123,13 +123,13 @@ def _triton_missing(wish: Wish) -> str | None:
         return "the package triton is not installed"
     if torch.cuda.get_device_capability(wish.device) < (8, 0):
         return "needs a GPU of compute capability 8 or more"
-    return _quantization_missing(wish)
+    return "has no product for the quantization int4" if wish.quantization == "int4" else None
 
 
 def _make_triton(wish: Wish) -> Kernels:
     from verdraft.kernels.triton_kernels import TritonKernels
 
-    return TritonKernels(wish.deterministic)
+    return TritonKernels(wish.deterministic, wish.quantization)
 
 
 def _cpu_missing(wish: Wish) -> str | None:
@@ -142,16 +142,13 @@ def _make_cpu(wish: Wish) -> Kernels:
 
 
 def _torch_missing(wish: Wish) -> str | None:
-    return "its rows depend on what is computed beside them" if wish.deterministic else _quantization_missing(wish)
+    if wish.quantization in ("int8", "int4"):
+        return f"the quantization {wish.quantization} needs the cpu kernels (float32 on the CPU) or, for int8, a GPU's"
+    return "its rows depend on what is computed beside them" if wish.deterministic else None
 
 
 def _make_torch(wish: Wish) -> Kernels:
     return TorchKernels()
-
-
-def _quantization_missing(wish: Wish) -> str | None:
-    asked = wish.quantization in ("int8", "int4")
-    return f"the quantization {wish.quantization} needs the cpu kernels (float32 on the CPU)" if asked else None
 
 
 BACKENDS: Mapping[str, Backend] = {

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable
+from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.flash_libraries import FlashLibrary
 from verdraft.kernels.torch_ref import TorchKV
 from verdraft.kernels.triton_kernels import TritonKernels
@@ -15,8 +16,8 @@ class FlashKernels(TritonKernels):
     """Every operation of `Kernels` in 16-bit types, named after the library. Not exact: the libraries split long
     contexts by what is in the batch, and a tree's tokens are computed by another kernel than a chain's."""
 
-    def __init__(self, library: FlashLibrary) -> None:
-        super().__init__()
+    def __init__(self, library: FlashLibrary, quantization: Quantization = "none") -> None:
+        super().__init__(quantization=quantization)
         self._library = library
         self.name, self.graphs = library.name, library.graphs
         self.page_size, self.page_sizes = library.page_size, library.page_sizes

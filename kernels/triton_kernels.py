@@ -1,10 +1,13 @@
 """The Triton backend: our kernels where torch falls short, torch elsewhere. For NVIDIA GPUs, or the interpreter."""
 
+from typing import Any
+
 from torch import Tensor
 
 from verdraft.kernels import triton_attention, triton_linear, triton_ops
 from verdraft.kernels.base import Batch
-from verdraft.kernels.torch_ref import TorchKernels, TorchKV, TorchLinear
+from verdraft.kernels.blocks import Quantization, quantize
+from verdraft.kernels.torch_ref import TorchKernels, TorchKV
 
 
 class TritonKernels(TorchKernels):
@@ -14,8 +17,9 @@ class TritonKernels(TorchKernels):
     name: str = "triton"
     graphs: bool = True
 
-    def __init__(self, deterministic: bool = False) -> None:
+    def __init__(self, deterministic: bool = False, quantization: Quantization = "none") -> None:
         self.exact = deterministic
+        self._scaled = quantization == "int8"
 
     def write(self, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
         triton_ops.write(k, v, layer_kv, slots)
@@ -46,7 +50,14 @@ class TritonKernels(TorchKernels):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return triton_ops.silu_mul(gate_up)
 
-    def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        if self._scaled:
+            return triton_linear.pack_scaled(quantize(weight.float(), 8), bias)
+        return super().pack(weight.contiguous(), bias)
+
+    def linear(self, x: Tensor, packed: Any) -> Tensor:
+        if isinstance(packed, triton_linear.ScaledWeight):
+            return triton_linear.scaled_linear(x, packed)
         if self.exact:
             return triton_linear.linear(x, packed.weight, packed.bias)
         return super().linear(x, packed)

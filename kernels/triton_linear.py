@@ -1,12 +1,16 @@
 """A matrix product whose rows never depend on their number: one tile shape for all, and no split of the sum.
 
 Libraries choose among many kernels by the number of rows, and two of them may round a row differently; this one is for
-the deterministic mode. Knows no layer.
+the deterministic mode, and for weights in 8 bits. Knows no layer.
 """
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from verdraft.kernels.blocks import GROUP, Blocks
 
 _ROWS, _OUTS = 64, 64
 _INS, _WIDE_INS = 128, 32  # inputs of a step of the sum, for types of 2 and of 4 bytes
@@ -15,20 +19,46 @@ _SWIZZLE = 8  # row blocks that share an output block's weights before the next 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, ins] times weight [outs, ins], plus bias [outs]: [T, outs] in the type of x, summed in float32."""
+    assert weight.is_contiguous()
+    return _launch(x, weight, None, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """A weight in 8 bits: scale * q, a scale for every GROUP inputs of an output (kernels/blocks.py)."""
+
+    q: Tensor  # [outs, ins] int8
+    scale: Tensor  # [outs, groups] float16
+    bias: Tensor | None  # [outs]
+
+
+def pack_scaled(blocks: Blocks, bias: Tensor | None) -> ScaledWeight:
+    """Blocks of 8 bits as `scaled_linear` reads them."""
+    assert blocks.bits == 8
+    return ScaledWeight(blocks.q.flatten(1)[:, : blocks.ins].contiguous(), blocks.scale.contiguous(), bias)
+
+
+def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
+    """As `linear`, reading half the bytes: the weights become what x is on their way to the product."""
+    return _launch(x, weight.q, weight.scale, weight.bias)
+
+
+def _launch(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     (rows, ins), outs = x.shape, weight.shape[0]
     assert x.stride(1) == 1, "x: expected rows that are contiguous inside"
-    assert weight.is_contiguous()
     out = x.new_empty((rows, outs))
     if rows:
         _linear[(triton.cdiv(rows, _ROWS) * triton.cdiv(outs, _OUTS),)](
             x,
             weight,
+            weight if scale is None else scale,
             weight if bias is None else bias,
             out,
             rows,
             ins,
             outs,
             x.stride(0),
+            GROUP=0 if scale is None else GROUP,
             BIAS=bias is not None,
             BLOCK_M=_ROWS,
             BLOCK_N=_OUTS,
@@ -41,8 +71,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @triton.jit(do_not_specialize=["rows"])  # one compiled kernel for every number of them
 def _linear(
-    x, weight, bias, out, rows, ins, outs, stride, BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SWIZZLE: tl.constexpr,
+    x, weight, scale, bias, out, rows, ins, outs, stride, GROUP: tl.constexpr, BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWIZZLE: tl.constexpr,
 ):  # fmt: skip
     row_block, out_block = _place(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(outs, BLOCK_N), SWIZZLE)
     row, col = row_block * BLOCK_M + tl.arange(0, BLOCK_M), out_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -52,7 +82,12 @@ def _linear(
     for start in range(0, ins, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         some = tl.load(x + at_x[:, None] + k[None, :], mask=real_row[:, None] & (k < ins)[None, :], other=0.0)
-        part = tl.load(weight + at_weight[None, :] + k[:, None], mask=real_col[None, :] & (k < ins)[:, None], other=0.0)
+        wanted = real_col[None, :] & (k < ins)[:, None]
+        part = tl.load(weight + at_weight[None, :] + k[:, None], mask=wanted, other=0)
+        if GROUP:
+            groups = tl.cdiv(ins, GROUP)
+            scales = tl.load(scale + (col * groups)[None, :] + (k // GROUP)[:, None], mask=wanted, other=0.0)
+            part = (part.to(tl.float32) * scales.to(tl.float32)).to(x.dtype.element_ty)
         acc = tl.dot(some, part, acc, input_precision="ieee")
     if BIAS:
         acc += tl.load(bias + col, mask=real_col, other=0.0).to(tl.float32)[None, :]

@@ -114,7 +114,10 @@ class Settings(BaseSettings):
     ] = 1
     quantization: Annotated[
         Literal["auto", "none", "int8", "int4"],
-        Field(description="weights on the CPU; auto: fp32, and blocks of 4 or 8 bits beside it where exact"),
+        Field(
+            description="weights; auto: as they are, on a CPU with blocks of 4 or 8 bits beside them where exact; "
+            "int4 on a CPU only"
+        ),
     ] = "auto"
     threads: Annotated[
         int | None, Field(ge=1, le=1024, description="CPU threads for the model; default: one a core")

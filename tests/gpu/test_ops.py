@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Kernels
-from verdraft.kernels.chooser import choose_sampler
+from verdraft.kernels.blocks import Quantization, quantize
+from verdraft.kernels.chooser import choose_kernels, choose_sampler
 from verdraft.kernels.draws import Draws
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
@@ -22,15 +23,18 @@ def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(("ins", "outs"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_a_rows_product_does_not_depend_on_their_number(
-    exact: Kernels, ins: int, outs: int, dtype: torch.dtype, device: torch.device
+    quantization: Quantization, ins: int, outs: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Rows of very different sizes, as real activations have."""
+    exact = choose_kernels("auto", device, dtype, quantization, deterministic=True)
     x = (randn(256, ins, device=device) * randn(256, 1, device=device, seed=1).exp()).to(dtype)
     weight = (randn(outs, ins, device=device, seed=2) * ins**-0.5).to(dtype)
     packed = exact.pack(weight)
     alone = torch.cat([exact.linear(row, packed) for row in x.split(1)])
-    torch.testing.assert_close(alone.double(), F.linear(x.double(), weight.double()), rtol=0.02, atol=0.02)
+    wide = weight.double() if quantization == "none" else quantize(weight.float(), 8).expand().to(dtype).double()
+    torch.testing.assert_close(alone.double(), F.linear(x.double(), wide), rtol=0.02, atol=0.02)
     flips = {rows: int((exact.linear(x[:rows], packed) != alone[:rows]).sum()) for rows in ROWS}
     assert not any(flips.values()), f"outputs with other bits, by rows: {flips}"
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
+from verdraft.kernels.blocks import quantize
 from verdraft.kernels.torch_ref import TorchKernels
 
 pytest.importorskip("triton")
@@ -70,6 +71,20 @@ def test_the_deterministic_product_agrees_with_float64(rows: int, ins: int, outs
         out = exact.linear(x, exact.pack(weight, b))
         torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-5)
     assert exact.linear(x[:0], exact.pack(weight)).shape == (0, outs)
+
+
+@pytest.mark.parametrize(("rows", "ins", "outs"), [(1, 32, 64), (65, 100, 33), (130, 288, 70)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_of_8_bits_is_that_of_its_blocks(rows: int, ins: int, outs: int, dtype: torch.dtype) -> None:
+    ours = TritonKernels(quantization="int8")
+    x, weight, bias = randn(rows, ins).to(dtype), randn(outs, ins, seed=1).to(dtype), randn(outs, seed=2).to(dtype)
+    blocks = quantize(weight.float(), 8)
+    for b in (None, bias):
+        packed = ours.pack(weight, b)
+        assert packed.q.dtype == torch.int8
+        expected = F.linear(x.double(), blocks.expand().to(dtype).double(), None if b is None else b.double())
+        tolerance = 2e-5 if dtype == torch.float32 else 0.03
+        torch.testing.assert_close(ours.linear(x, packed).double(), expected, rtol=0, atol=tolerance)
 
 
 def test_only_the_deterministic_backend_calls_itself_exact() -> None:
