@@ -20,10 +20,10 @@ from verdraft.bench.python_share import print_share
 from verdraft.bench.segments import print_segments
 from verdraft.bench.timing import CPU, one_sequence, seconds
 from verdraft.kernels.base import Kernels
-from verdraft.kernels.chooser import choose_kernels, choose_philox
+from verdraft.kernels.chooser import choose_contenders, choose_kernels, choose_philox
 from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.hugepages import HugePages
-from verdraft.kernels.noise import Noise, PhiloxBlocks, philox_blocks
+from verdraft.kernels.noise import Contenders, Noise, PhiloxBlocks, philox_blocks
 from verdraft.kernels.portable import PortableOps
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 from verdraft.kernels.torch_ref import TorchKernels
@@ -168,14 +168,16 @@ def sampling(rows: int) -> list[Work]:
     """One token per row of logits, unfiltered and from the nucleus."""
     logits = torch.randn(rows, SHAPES["head"][1]) * 3
 
-    def choose(params: LogitParams, philox: PhiloxBlocks) -> list[int]:
+    def choose(params: LogitParams, philox: PhiloxBlocks, contenders: Contenders | None) -> list[int]:
         history = TokenHistory(params)
+        noises = (Noise(i, 0, 0, philox, contenders) for i in range(rows))
         return [
-            choose_token(row, params, history, None, Noise(i, 0, 0, philox)) for i, row in enumerate(logits.numpy())
+            choose_token(row, params, history, None, noise) for row, noise in zip(logits.numpy(), noises, strict=True)
         ]
 
     def work(name: str, params: LogitParams, rival: Callable[[], object]) -> Work:
-        ours, portable = partial(choose, params, choose_philox()), partial(choose, params, philox_blocks)
+        ours = partial(choose, params, choose_philox(), choose_contenders())
+        portable = partial(choose, params, philox_blocks, None)
         return Work(name, rows, [ours, rival, portable], num_bytes=4 * logits.numel(), flops=0)
 
     return [

@@ -16,7 +16,7 @@ from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.draws import Sampler
 from verdraft.kernels.flash_libraries import LibraryMissing, find_flash_library
 from verdraft.kernels.native import NativeOps
-from verdraft.kernels.noise import PhiloxBlocks, philox_blocks
+from verdraft.kernels.noise import Contenders, PhiloxBlocks, philox_blocks
 from verdraft.kernels.torch_ref import TorchKernels
 
 PACKAGES = ("torch", "triton", "tokenspeed-fa3", "flash-attn", "numpy")  # what may compute, as pip calls it
@@ -177,3 +177,11 @@ def choose_philox() -> PhiloxBlocks:
     except NativeUnavailable as error:
         _log.warning("noise comes from numpy, the same but half a millisecond slower per sampled token: %s", error)
         return philox_blocks
+
+
+def choose_contenders() -> Contenders | None:
+    """The quick way to a token where only a temperature shapes the distribution, if there is one here."""
+    try:
+        return NativeOps(build_native()).contenders
+    except NativeUnavailable:
+        return None

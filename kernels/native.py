@@ -11,17 +11,18 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable
 from verdraft.kernels.blocks import Blocks
 from verdraft.kernels.build import NativeUnavailable
 from verdraft.kernels.hugepages import HugePages
-from verdraft.kernels.noise import Words
+from verdraft.kernels.noise import IntArray, Words
 from verdraft.kernels.packed import NativeBlocks, NativeLinear
 
 _LONG: Final = 1 << 24  # multiplications of a product that takes some tenths of a millisecond
-_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_P, _I, _F, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 SIGNATURES: Final = {
     "verdraft_attend": (_P, _I, _P, _I, _P, _P, _P, _P, _P, _I, _I, _F),
     "verdraft_move": (_P, _P, _P, _I),
@@ -34,6 +35,7 @@ SIGNATURES: Final = {
     "verdraft_block_linear": (_I, _P, _I, _P, _P, _P, _I, _I, _I),
     "verdraft_layers": (_P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _I, _F, _F, _I),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
+    "verdraft_contenders": (_I, _I, _I, _P, _I, _F, _D, _P, _I),
 }
 
 
@@ -71,6 +73,8 @@ class NativeOps:
         self._long_block_linear = _function(released, "verdraft_block_linear")
         self.layers = _function(released, "verdraft_layers")
         self._philox = _function(held, "verdraft_philox")
+        self._contenders = _function(held, "verdraft_contenders")
+        self._contenders.restype = ctypes.c_int64
 
     def pool(self, layers: int, pages: int, page_size: int, kv_heads: int, head_dim: int) -> Sequence[NativeKV]:
         if head_dim % 8 or not 0 < head_dim <= 256:
@@ -206,6 +210,16 @@ class NativeOps:
         out = np.empty((blocks.size, 4), np.uint32)
         self._philox(seed, choice, position, blocks.ctypes.data, out.ctypes.data, blocks.size)
         return out
+
+    def contenders(
+        self, seed: int, choice: int, position: int, row: NDArray[np.float32], highest: float, temperature: float
+    ) -> IntArray | None:
+        """See noise.Contenders."""
+        row, out = np.ascontiguousarray(row, np.float32), np.empty(64, np.int64)
+        count = self._contenders(
+            seed, choice, position, row.ctypes.data, row.size, highest, temperature, out.ctypes.data, out.size
+        )
+        return out[:count] if count >= 0 else None
 
 
 def _function(library: ctypes.CDLL, name: str) -> Any:

@@ -30,6 +30,15 @@ class PhiloxBlocks(Protocol):
     def __call__(self, seed: int, choice: int, position: int, blocks: Words) -> Words: ...
 
 
+class Contenders(Protocol):
+    """Tokens, ascending, one of which has the largest (row - highest) / temperature + noise of a row [V], in exact
+    arithmetic or in this module's; None: too many are near. `highest` is the row's largest, finite."""
+
+    def __call__(
+        self, seed: int, choice: int, position: int, row: NDArray[np.float32], highest: float, temperature: float
+    ) -> IntArray | None: ...
+
+
 def philox(counter: NDArray[np.uint64], key: tuple[int, int]) -> NDArray[np.uint64]:
     """Philox4x32-10 of counters [4, N] under one key of two 32-bit words: [4, N] words, each below 2**32."""
     c0, c1, c2, c3 = counter
@@ -58,6 +67,7 @@ class Noise:
     choice: int
     position: int
     blocks: PhiloxBlocks = philox_blocks
+    contenders: Contenders | None = None  # of the same words, where there is something quick
 
     def __post_init__(self) -> None:
         assert 0 <= self.position < 2**32

@@ -3,6 +3,9 @@
 // Every row is computed by the same instructions in the same order whatever rows stand beside it.
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <utility>
+#include <vector>
 
 #include "operations.h"
 #include "threads.h"
@@ -85,6 +88,49 @@ inline void philox_step(uint64_t seed, uint64_t choice, uint64_t position, const
   }
 }
 
+// Which of L tokens may have a score + noise of `least`, by a quick bound from above. Noise is -log(-log(u)) and at most
+// -log(1 - u); 1 - u is a word's distance from the last one, and a float's bits are a lower bound of its logarithm.
+inline IntVec may_reach(Vec scores, const uint32_t* words, float least) {
+  IntVec half;
+  for (int i = 0; i < L; ++i) half[i] = ~words[i] >> 1;
+  const Vec distance = __builtin_convertvector(half, Vec) * 2.0f + 0.5f;
+  const Vec log2 = __builtin_convertvector(reinterpret_cast<IntVec>(distance), Vec) * 0x1p-23f - 127.0f;
+  return scores + (32.0f - log2) * 0.693147182f >= least - 1e-3f;
+}
+
+inline bool any(IntVec mask) {
+  int64_t parts[L / 2], all = 0;
+  std::memcpy(parts, &mask, sizeof parts);
+  for (int64_t part : parts) all |= part;
+  return all;
+}
+
+// The tokens of a row whose score + noise is the largest, or so near that rounding may decide.
+struct Contenders {
+  static constexpr double kNear = 1e-9;
+  const float* row;
+  float highest;
+  double temperature, best = -std::numeric_limits<double>::infinity();
+  std::vector<std::pair<int64_t, double>> found;
+
+  void meet(int64_t token, uint32_t word) {
+    const double noise = -std::log(-std::log((word + 0.5) * 0x1p-32));
+    const double value = (static_cast<double>(row[token]) - highest) / temperature + noise;
+    if (value < best - kNear) return;
+    found.emplace_back(token, value);
+    best = std::max(best, value);
+  }
+
+  void meet_all(int64_t token, int64_t count, const uint32_t* words) {
+    const float scale = std::min(1 / temperature, 1e30);
+    const Vec scores = (load_some(row + token, count) - highest) * scale;
+    const IntVec able = may_reach(scores, words, best);
+    if (!any(able)) return;
+    for (int64_t i = 0; i < std::min<int64_t>(count, L); ++i)
+      if (able[i]) meet(token + i, words[i]);
+  }
+};
+
 }  // namespace
 
 extern "C" {
@@ -121,6 +167,29 @@ void verdraft_philox(int64_t seed, int64_t choice, int64_t position, const uint3
     philox_step(seed, choice, position, some, words);
     std::memcpy(out + 4 * i, words, count * sizeof(words[0]));
   }
+}
+
+// Writes the tokens, ascending, of which one has the largest (row - highest) / temperature + noise, to `out`; there are
+// hardly ever two. Returns how many they are, or -1 if there are more than `room`. `highest` is the row's largest, finite.
+int64_t verdraft_contenders(int64_t seed, int64_t choice, int64_t position, const float* row, int64_t n, float highest,
+                            double temperature, int64_t* out, int64_t room) {
+  constexpr int64_t kStep = kChains * kWide;
+  Contenders contenders{row, highest, temperature};
+  for (int64_t first = 0; first < n; first += 4 * kStep) {
+    uint32_t blocks[kStep], words[4 * kStep];
+    for (int64_t i = 0; i < kStep; ++i) blocks[i] = first / 4 + i;
+    uint64_t pairs[kStep][2];
+    philox_step(seed, choice, position, blocks, pairs);
+    std::memcpy(words, pairs, sizeof words);
+    for (int64_t i = 0; i < 4 * kStep && first + i < n; i += L) contenders.meet_all(first + i, n - first - i, words + i);
+  }
+  int64_t count = 0;
+  for (const auto& [token, value] : contenders.found) {
+    if (value < contenders.best - Contenders::kNear) continue;
+    if (count == room) return -1;
+    out[count++] = token;
+  }
+  return count;
 }
 
 }  // extern "C"

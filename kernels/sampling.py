@@ -50,6 +50,12 @@ class LogitParams:
         """Whether the law is the argmax of the raw row (as long as nothing is banned or masked)."""
         return self.temperature == 0.0 and not self.uses_history and not self.logit_bias
 
+    @property
+    def plain_noisy(self) -> bool:
+        """Whether the law is the argmax of the raw row over the temperature, and noise."""
+        filtered = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        return self.temperature > 0.0 and not (filtered or self.uses_history or self.logit_bias)
+
 
 class TokenHistory:
     """The tokens that penalties count: the prompt's distinct ids and the output's counts.
@@ -122,6 +128,8 @@ def choose_token(
     `banned` ids are impossible (min_tokens), and so is every token where `mask` [V] is False (grammar).
     Raises BadLogits for NaN or +infinity, AllTokensMasked when nothing is left.
     """
+    if params.plain_noisy and not banned and mask is None and (token := _quick_token(row, params, noise)) is not None:
+        return token
     scores = processed(row, params, history, banned, mask)
     best = int(scores.argmax())  # the lowest id of equals
     highest = float(scores[best])
@@ -133,6 +141,20 @@ def choose_token(
         with np.errstate(over="ignore"):  # a tiny temperature may push all but the best to -infinity, which is right
             scores /= params.temperature
     return _noisy_argmax(*kept_tokens(scores, params), noise)
+
+
+def _quick_token(row: Row, params: LogitParams, noise: Noise) -> int | None:
+    """choose_token where nothing but a temperature shapes the row; None: not the quick way."""
+    if noise.contenders is None:
+        return None
+    highest = float(row.max())
+    _require_finite(row, highest)
+    tokens = noise.contenders(noise.seed, noise.choice, noise.position, row, highest, params.temperature)
+    if tokens is None or tokens.size == 1:
+        return None if tokens is None else int(tokens[0])
+    with np.errstate(over="ignore"):
+        scores = (row[tokens].astype(np.float64) - highest) / params.temperature
+    return int(tokens[np.argmax(scores + noise.gumbel(tokens))])
 
 
 def leading_tokens(

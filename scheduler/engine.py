@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from verdraft.kernels.chooser import choose_philox
+from verdraft.kernels.chooser import choose_contenders, choose_philox
 from verdraft.kernels.sampling import AllTokensMasked, BadLogits
 from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
@@ -54,7 +54,7 @@ class Engine:
         pool = model.new_pool(config.num_blocks, config.block_size)
         taps = eagle.config.aux_layers if eagle else ()
         self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers), taps)
-        law = Law(tuple(sorted(config.eos_token_ids)), choose_philox())
+        law = Law(tuple(sorted(config.eos_token_ids)), choose_philox(), choose_contenders())
         self._verifier = Verifier(law)
         trials = Trials()
         self.drafting = Drafting(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from verdraft.kernels.noise import IntArray, Noise, PhiloxBlocks
+from verdraft.kernels.noise import Contenders, IntArray, Noise, PhiloxBlocks
 from verdraft.kernels.sampling import (
     BadLogits,
     argmax_rows,
@@ -70,6 +70,7 @@ class Law:
 
     eos: tuple[int, ...]
     philox: PhiloxBlocks
+    contenders: Contenders | None = None
 
     def banned(self, seq: Sequence, ahead: int) -> list[int] | None:
         """What min_tokens forbids `ahead` tokens behind the committed ones."""
@@ -110,7 +111,7 @@ class Law:
         mask = seq.request.constraint.mask()
         if banned and mask is not None and mask[banned].sum() == mask.sum():
             banned = None  # a complete grammar outranks min_tokens
-        return banned, Noise(seq.seed, seq.request.choice, seq.num_output + ahead, self.philox), mask
+        return banned, Noise(seq.seed, seq.request.choice, seq.num_output + ahead, self.philox, self.contenders), mask
 
 
 @dataclass(frozen=True, slots=True)

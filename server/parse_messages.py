@@ -63,6 +63,7 @@ def _options(body: Fields, limits: Limits) -> GenerationOptions:
     if max_tokens is None:
         raise missing("max_tokens")
     options = parse_options(only(body, EXTENSIONS), limits, max_tokens=max_tokens, logprobs=None)
+    array(body, "stop_sequences")  # no string stands for an array here
     return replace(options, stop=parse_stop(body, "stop_sequences"))
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verdraft.kernels.chooser import choose_philox
+from verdraft.kernels.native import NativeOps
 from verdraft.kernels.noise import Noise, PhiloxBlocks, Words, philox_blocks, to_gumbel
 from verdraft.kernels.sampling import (
     AllTokensMasked,
@@ -361,3 +362,47 @@ def test_what_leads_of_few_tokens_is_what_leads_of_all() -> None:
         few, all_of_them = leading_tokens(row, *given, names), leading_tokens(full, *given)
         assert few[0].tolist() == all_of_them[0].tolist()
         assert few[1] == pytest.approx(all_of_them[1])
+
+
+def test_the_quick_way_finds_the_token_of_the_plain_one(native: NativeOps) -> None:
+    """Rows of odd lengths, flat, peaked, with ties and impossible tokens, at any temperature."""
+    contenders, rng = native.contenders, np.random.default_rng(5)
+    for i in range(1500):
+        size = int(rng.choice([1, 2, 7, 15, 16, 17, 95, 96, 97, 200, 3000]))
+        row = (rng.standard_normal(size) * rng.choice([0.0, 0.1, 3.0, 100.0])).astype(np.float32)
+        row[rng.random(size) < rng.choice([0.0, 0.5])] = rng.choice([-np.inf, 2.0])
+        row[rng.integers(size)] = rng.choice([0.0, 15.0, 1e30])
+        params = LogitParams(temperature=float(rng.choice([1e-300, 1e-4, 0.3, 1.0, 1.7, 1e4])))
+        seed, choice, position = int(rng.integers(-(2**63), 2**63)), i % 3, int(rng.integers(2**32))
+        plain, quick = Noise(seed, choice, position), Noise(seed, choice, position, contenders=contenders)
+        expected, found = (choose_token(row, params, NONE, None, noise) for noise in (plain, quick))
+        assert found == expected, (size, params.temperature)
+
+
+def test_the_quick_way_over_whole_vocabularies(native: NativeOps) -> None:
+    contenders, rng = native.contenders, np.random.default_rng(6)
+    for position in range(200):
+        row = (rng.standard_normal(49152) * rng.choice([0.0, 1.0, 3.0])).astype(np.float32)
+        noises = Noise(9, 0, position), Noise(9, 0, position, contenders=contenders)
+        plain, quick = (choose_token(row, LogitParams(), NONE, None, noise) for noise in noises)
+        assert plain == quick
+
+
+def test_the_quick_way_is_not_taken_where_more_shapes_the_row() -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the quick way knows temperatures only")
+
+    noise, row, every = Noise(1, 0, 0, contenders=refuse), row_of([1, 2, 3, 2]), np.ones(4, bool)
+    for fields in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"logit_bias": {1: 9.0}}, {"presence_penalty": 1.0}):
+        choose_token(row, LogitParams(**fields), history_of(LogitParams(**fields), [1], [2]), None, noise)
+    choose_token(row, LogitParams(), NONE, [2], noise)
+    choose_token(row, LogitParams(), NONE, None, noise, every)
+    choose_token(row, LogitParams(temperature=0.0), NONE, None, noise)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_the_quick_way_refuses_bad_logits(native: NativeOps, bad: float) -> None:
+    noise = Noise(1, 0, 0, contenders=native.contenders)
+    for row in (row_of([1.0, bad, 2.0]), row_of([-float("inf")] * 3)):
+        with pytest.raises(BadLogits):
+            choose_token(row, LogitParams(), NONE, None, noise)

@@ -100,6 +100,11 @@ def test_blocks_are_as_the_kernels_like_them_unless_told(tiny_llama_path: Path, 
     assert build(tiny_llama_path, block_size=asked, deterministic=True).config.block_size == expected
 
 
+def test_a_pool_that_does_not_fit_is_refused(tiny_llama_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--kv-blocks: the free memory holds at most"):
+        build_engine(Settings(kv_blocks=10**11, threads=1, device="cpu"), tiny_llama_path)
+
+
 @pytest.mark.parametrize("exits", ["2,1", "0,2", "1,4", "nowhere"])
 def test_exits_that_cannot_be(deep_llama_path: Path, exits: str) -> None:
     with pytest.raises(ModelError, match="exit"):

@@ -111,6 +111,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 1.5}, "temperature"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"stop_sequences": 5}, "stop_sequences"),
+    ({"stop_sequences": "a"}, "stop_sequences"),
     ({"metadata": {"user_id": 5}}, "metadata.user_id"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
     ({"mcp_servers": [{}]}, "mcp_servers"),
