@@ -18,19 +18,18 @@ from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Law, Verified
-from verdraft.spec.agreement import Agreement
 from verdraft.spec.calibration import Calibration
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.growing import Growing
+from verdraft.spec.payback import Payback
 from verdraft.spec.router import Arm
 from verdraft.spec.spending import CostTable
 
 logger = logging.getLogger("verdraft.eagle")
 
 MOST_WAITING = 256  # rows of one sequence that wait for the drafter; more are computed even if nothing is drafted
-LONGEST_REST = 32  # steps without a draft where the head's own claims made none worth verifying; then one is made
-PATIENCE = 8  # drafts that may come to nothing before the head rests at all; then ever longer
+UNKNOWN_AFTER = 32  # chances to draft that were left unused; by then the text may be another kind
 
 
 class EagleDrafter:
@@ -39,7 +38,7 @@ class EagleDrafter:
     def __init__(self, head: EagleHead, runner: Runner, law: Law, scheduler: Scheduler) -> None:
         self.costs = EagleCosts()
         self.calibration = Calibration()
-        self._typical = Agreement()  # over all sequences
+        self._typical = Payback()  # over all sequences
         self._num_decoding = 0  # in this step
         self._runner, self._law, self._scheduler = runner, law, scheduler
         config = scheduler.config
@@ -52,6 +51,11 @@ class EagleDrafter:
     def modes(self) -> tuple[Mode, ...]:
         """The modes that a head makes possible."""
         return ("eagle",)
+
+    @property
+    def _weighed(self) -> bool:
+        """Whether drafts are as long as pays, or always as long as they may be (PAPERS 1.4)."""
+        return self._config.router == "payoff"
 
     @property
     def _config(self) -> EngineConfig:
@@ -95,38 +99,45 @@ class EagleDrafter:
         for node, parent in enumerate(draft.parents or range(-1, len(draft.tokens) - 1)):
             if parent in accepted:
                 self.calibration.learn(seq.features.claims[node], node in accepted)
-        for agreement in (seq.eagle, self._typical):
-            agreement.learn(max(draft.depths, default=0), len(result.path))
+        for payback in (seq.eagle, self._typical):
+            payback.learn(len(draft.tokens), max(draft.depths, default=0), len(result.path))
 
     # ---- drafting
 
     def arms(self, decoding: list[Sequence], rooms: Seq[int]) -> list[Arm]:
-        """Chains or trees for the sequences whose features are all there."""
+        """Chains or trees for the sequences whose features are all there: in one piece, since how long each gets is
+        seen while it grows, or by levels where that is not weighed."""
         self._catch_up()
         self._num_decoding = len(decoding)
-        ready = [(i, seq) for i, seq in enumerate(decoding) if self._ready(seq) and rooms[i] > 0]
-        offers = {i: (seq.eagle, seq.features) for i, seq in ready if seq.eagle and seq.features}
+        offers = {i: seq.eagle for i, seq in enumerate(decoding) if rooms[i] > 0 and seq.eagle and _is_followed(seq)}
         if not offers:
             return []
-        depth, topk, most = self._config.eagle.depth, self._config.eagle.topk, self._config.eagle.tokens
-        waiting = round(fmean(features.num_waiting for _, features in offers.values()))
-        return [
-            Arm(
-                "eagle",
-                {i: agreement.hopes(min(depth, rooms[i])) for i, (agreement, _) in offers.items()},
-                lambda count, length, _: self.costs.drafting(length, count, max(1, waiting)),
-                rows_at=[min(most, topk * level) for level in range(1, depth + 1)] if topk > 1 else (),
-                unknown=[i for i, (agreement, _) in offers.items() if agreement.on_trial],
-                unseen=[i for i, seq in ready if seq.eagle and not (seq.exits or seq.eagle.num_windows)],
-            )
-        ]
+        waiting = round(fmean(len(seq.tokens) - 1 - seq.features.computed for seq in decoding if seq.features))
+        levels = fmean(payback.levels for payback in offers.values()) - 1 if self._weighed else 0
+        arm = Arm(
+            "eagle",
+            {i: self._hopes(payback, rooms[i]) for i, payback in offers.items()},
+            lambda count, length, _: self.costs.drafting(length + levels, count, max(1, waiting)),
+            rows_at={i: self._rows(payback, rooms[i]) for i, payback in offers.items()},
+            unknown=[i for i, payback in offers.items() if _is_unknown(payback)],
+            unseen=[i for i, payback in offers.items() if not (decoding[i].exits or payback.num_drafts)],
+        )
+        for payback in offers.values():
+            payback.num_unused += 1  # unless it is chosen now
+        return [arm]
 
-    def _ready(self, seq: Sequence) -> bool:
-        features = seq.features
-        if features is None or features.end != len(seq.tokens) - 1:
-            return False
-        features.rest = max(0, features.rest - 1)
-        return not features.rest
+    def _hopes(self, payback: Payback, room: int) -> Seq[float]:
+        """Accepted tokens by levels."""
+        return (payback.accepted,) if self._weighed else payback.agreement.hopes(min(self._config.eagle.depth, room))
+
+    def _rows(self, payback: Payback, room: int) -> Seq[float]:
+        """Verified tokens by levels."""
+        shape = self._config.eagle
+        return (
+            (payback.verified,)
+            if self._weighed
+            else [min(shape.tokens, shape.topk * (i + 1)) for i in range(shape.depth)]
+        )
 
     @torch.inference_mode()
     def _catch_up(self) -> None:
@@ -137,8 +148,10 @@ class EagleDrafter:
 
     @torch.inference_mode()
     def draft(self, arm: str, seqs: list[Sequence], lengths: list[int]) -> list[Draft]:
-        """Chains or trees of at most lengths[i] levels, as long as another level pays by what the head says now."""
-        growths = [self._growth(seq, levels) for seq, levels in zip(seqs, lengths, strict=True)]
+        """Chains or trees: of as many levels as pay by what the head says now, or of lengths[i] levels."""
+        depth = self._config.eagle.depth
+        levels = [depth] * len(seqs) if self._weighed else lengths
+        growths = [self._growth(seq, most) for seq, most in zip(seqs, levels, strict=True)]
         growing = [growth for growth in growths if growth]
         self._guarded([growth.seq for growth in growing], lambda: self._grow(growing))
         return [self._draft_of(growth) if growth and growth.seq.eagle else EMPTY for growth in growths]
@@ -147,8 +160,6 @@ class EagleDrafter:
         """An empty draft that may grow, unless it has no room."""
         features, shape = seq.features, self._config.eagle
         assert features is not None
-        assert seq.eagle is not None
-        seq.eagle.num_windows += 1
         limit = shape.tokens if shape.topk > 1 else levels
         limit = min(limit, seq.max_len - len(seq.tokens) - 1)
         seq.roll_back(seq.computed[-1])  # from a window for which the last step had no room
@@ -171,16 +182,26 @@ class EagleDrafter:
 
     def _goes_on(self, growths: list[Growth], active: Seq[Growth]) -> list[bool]:
         """Which of the active drafts get another level."""
+        if not self._weighed:
+            return [True] * len(active)
         expected = self._num_decoding + sum(sum(growth.growing.probs) for growth in growths)
         rows = self._num_decoding + sum(len(growth.growing.tokens) for growth in growths)
-        hopes = [growth.growing.hope * (growth.seq.eagle.rate if growth.seq.eagle else 0.0) for growth in active]
+        typical = self._typical.agreement.rate  # of the next level's tokens, behind right ones
+        hopes = [growth.growing.hope * typical for growth in active]
         return self.costs.worth_growing(hopes, expected, rows)
 
     def _draft_of(self, growth: Growth) -> Draft:
-        features = growth.features
-        draft, features.claims = growth.growing.draft("eagle")
-        worth = bool(draft.probs) and self.costs.worth_verifying(draft.probs[0], self._num_decoding)
-        features.num_idle = 0 if worth else features.num_idle + 1
-        if features.num_idle > PATIENCE:
-            features.rest = min(LONGEST_REST, 2 ** (features.num_idle - PATIENCE))
+        draft, growth.features.claims = growth.growing.draft("eagle")
+        for payback in (growth.seq.eagle, self._typical):
+            if payback:
+                payback.drafted(growth.growing.num_levels)
         return draft
+
+
+def _is_followed(seq: Sequence) -> bool:
+    """Whether the head knows or will know all of it."""
+    return seq.features is not None and seq.features.end == len(seq.tokens) - 1
+
+
+def _is_unknown(payback: Payback) -> bool:
+    return payback.agreement.on_trial or payback.num_unused > UNKNOWN_AFTER

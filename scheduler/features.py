@@ -21,8 +21,6 @@ class Features:
     waiting: list[Tensor] = field(default_factory=list)  # each [n, 3 * target_hidden]
     last: Tensor | None = None  # [1, hidden]: what the drafter made of the last computed row
     claims: tuple[float, ...] = ()  # of the current draft's tokens
-    num_idle: int = 0  # drafts in a row of which nothing was worth verifying
-    rest: int = 0  # steps for which the head is not asked again
 
     @property
     def num_waiting(self) -> int:

@@ -26,6 +26,7 @@ from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.agreement import Agreement
 from verdraft.spec.draft import EMPTY, Draft, Drafter
 from verdraft.spec.hindsight import Hindsight
+from verdraft.spec.payback import Payback
 from verdraft.spec.window import NO_CYCLE, Cycle
 
 # One step of priority outranks this many seconds of waiting, so that nobody waits for ever.
@@ -56,7 +57,7 @@ class Sequence:
     cycle: Cycle = NO_CYCLE  # of the latest window
     agreement: Agreement = field(default_factory=Agreement)  # of the full model with such windows
     inner: Agreement = field(default_factory=Agreement)  # of the exit that checks with the one that drafts
-    eagle: Agreement | None = None  # of the full model with what an EAGLE head drafted; None: it does without
+    eagle: Payback | None = None  # what an EAGLE head's drafts brought it; None: it does without
     features: Features | None = None  # what an EAGLE head knows of it
     hindsight: Hindsight = field(default_factory=Hindsight)  # what became of suffix drafts
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)

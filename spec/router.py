@@ -6,7 +6,7 @@ lockstep. What is wanted is the most tokens a second over all sequences that dec
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 from verdraft.spec.spending import CostTable, spend
@@ -20,15 +20,15 @@ class Arm:
 
     `hopes` by sequence: how many tokens of drafts of 1, 2, .. tokens (trees: levels) will be accepted, on average.
     `seconds(count, length, rows)`: what drafting `length` tokens for `count` sequences takes, less what it saves the
-    pass over `rows` tokens that follows. `rows_at`: tokens to verify at every length; empty for chains.
+    pass over `rows` tokens that follows. `rows_at`: tokens to verify at every length, on average; empty for as many.
     `unknown` and `unseen` are sequences for which its drafts were judged too seldom yet, or were never made though it
     was asked for.
     """
 
     name: str
     hopes: Mapping[int, Sequence[float]]
-    seconds: Callable[[int, int, int], float]
-    rows_at: Sequence[int] = ()
+    seconds: Callable[[int, int, float], float]
+    rows_at: Mapping[int, Sequence[float]] = field(default_factory=dict)
     unknown: Sequence[int] = ()
     unseen: Sequence[int] = ()
 
@@ -41,10 +41,10 @@ class Arm:
         """As long as sequence i's draft may be, and no longer than `length`."""
         return min(length, len(self.hopes[i]))
 
-    def rows(self, i: int, length: int) -> int:
+    def rows(self, i: int, length: int) -> float:
         """Tokens to verify of such a draft."""
         length = self.length(i, length)
-        return self.rows_at[length - 1] if self.rows_at and length else length
+        return self.rows_at[i][length - 1] if self.rows_at and length else length
 
     def expected(self, i: int, length: int) -> float:
         """Tokens of such a draft that will be accepted."""
@@ -66,7 +66,7 @@ class Outlook:
     drafting."""
 
     tokens: float
-    rows: int
+    rows: float
     drafting: float = 0.0
 
     def seconds(self, costs: CostTable) -> float:

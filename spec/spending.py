@@ -23,11 +23,14 @@ class CostTable:
         every = np.interp(range(self.tokens[-1] + 1), self.tokens, self.seconds)
         object.__setattr__(self, "_every", tuple(every.tolist()))
 
-    def of(self, tokens: int) -> float:
-        """Seconds of a pass over `tokens` tokens; beyond the last point in proportion to it."""
-        if tokens > self.tokens[-1]:
+    def of(self, tokens: float) -> float:
+        """Seconds of a pass over `tokens` tokens, a number that may be expected rather than counted; beyond the last
+        point in proportion to it."""
+        if tokens >= self.tokens[-1]:
             return self.seconds[-1] * tokens / self.tokens[-1]
-        return self._every[tokens]
+        whole = int(tokens)
+        below = self._every[whole]
+        return below if whole == tokens else below + (tokens - whole) * (self._every[whole + 1] - below)
 
     def points(self) -> list[tuple[int, float]]:
         """What was measured: (tokens, seconds)."""

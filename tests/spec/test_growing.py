@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from verdraft.spec.calibration import Calibration
 from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.growing import Branch, Growing
+from verdraft.spec.payback import Payback
 from verdraft.spec.spending import CostTable
 
 ENDS = frozenset({9})
@@ -71,25 +72,23 @@ def test_a_claim_is_worth_what_such_claims_were_worth() -> None:
     assert 0.0 < calibration.of(0.0) < calibration.of(1.0) < 1.0
 
 
-@pytest.mark.parametrize(
-    ("keep", "part", "length"), [(0.95, CHEAP, 8), (0.3, CHEAP, 1), (0.0, CHEAP, 0), (0.9, DEAR, 0)]
-)
-def test_a_chain_is_as_long_as_pays(keep: float, part: CostTable, length: int) -> None:
-    assert EagleCosts(PASS, part, part, part).best_length(8, keep) == length
-
-
-def test_chains_shrink_under_load() -> None:
+def test_drafting_takes_longer_by_levels_and_sequences() -> None:
     costs = EagleCosts(PASS, CHEAP, CHEAP, CHEAP)
-    lengths = [costs.best_length(8, 0.7, windows, windows) for windows in (1, 4, 16, 64)]
-    assert lengths == sorted(lengths, reverse=True)
-    assert lengths[0] > lengths[-1]
+    assert costs.drafting(1, 1, 1) == 2.0
+    assert costs.drafting(0.5, 1, 1) == 2.0  # whoever drafts at all takes the first level
+    assert costs.drafting(3, 1, 1) == 6.0
+    assert costs.drafting(3, 4, 2) > costs.drafting(3, 4, 1) > costs.drafting(3, 1, 1)
 
 
-def test_a_row_is_for_tokens_that_pay_for_it() -> None:
-    costs = EagleCosts(PASS)
-    assert costs.worth_verifying(0.1, 1)
-    assert not costs.worth_verifying(0.01, 1)
-    assert not costs.worth_verifying(0.1, 16)
+def test_a_payback_follows_what_drafts_bring() -> None:
+    payback = Payback()
+    for _ in range(60):
+        payback.drafted(3)
+        payback.learn(verified=2, depth=2, accepted=1)
+    assert (payback.accepted, payback.verified, payback.levels) == pytest.approx((1.0, 2.0, 3.0), abs=0.05)
+    assert payback.agreement.rate == pytest.approx(0.5, abs=0.05)
+    assert payback.fresh().verified == payback.verified
+    assert payback.fresh().num_drafts == 0
 
 
 def test_a_level_more_is_for_those_that_hope() -> None:

@@ -56,7 +56,7 @@ def test_under_load_nothing_pays() -> None:
 
 def test_trees_are_priced_by_their_nodes() -> None:
     chain = Arm("model", {0: [0.6, 1.0]}, lambda *_: 0.0)
-    tree = Arm("model", {0: [0.6, 1.0]}, lambda *_: 0.0, rows_at=(20, 40))
+    tree = Arm("model", {0: [0.6, 1.0]}, lambda *_: 0.0, rows_at={0: (20, 40)})
     assert use(free_plan([[]], LAPTOP), tree, [0], 2, [[]]).outlook.rows == 41
     assert payoff([[]], [chain], LAPTOP).routes == (Route("model", 2),)
     assert payoff([[]], [tree], LAPTOP).routes == (Route(None, 0),)

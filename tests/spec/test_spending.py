@@ -1,5 +1,6 @@
 """Drafts shrink as rows get dear, the likeliest tokens stay."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,8 @@ def test_the_same_draft_shrinks_under_load() -> None:
 def test_beyond_the_table_a_pass_grows_in_proportion() -> None:
     assert LAPTOP.of(128) == 196.0
     assert LAPTOP.of(4) < LAPTOP.of(8)
+    assert LAPTOP.of(4.5) == pytest.approx((LAPTOP.of(4) + LAPTOP.of(5)) / 2)
+    assert LAPTOP.of(64) == 98.0
 
 
 @given(st.lists(st.lists(st.floats(0.01, 1.0), max_size=6), min_size=1, max_size=6))
