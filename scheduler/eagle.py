@@ -67,7 +67,7 @@ class EagleDrafter:
 
     def prepare(self, seq: Sequence, mode: Mode) -> None:
         """Follow a new sequence if its mode may use the head."""
-        seq.eagle = Agreement(typical=self._typical) if mode in (*self.modes, "hybrid") else None
+        seq.eagle = self._typical.fresh() if mode in (*self.modes, "hybrid") else None
 
     # ---- following sequences
 
@@ -82,13 +82,15 @@ class EagleDrafter:
     def _keep(self, result: Verified, rows: Tensor) -> None:
         work, seq = result.work, result.work.seq
         known, path = work.num_tokens - len(work.draft.tokens), result.path
-        rows = rows[[*range(known), *(known + node for node in path)]]  # a copy: the pass's other rows can go
+        kept = known + len(path)  # copies, so that the pass's other rows can go
+        rows = rows[[*range(known), *(known + node for node in path)]] if work.draft.parents else rows[:kept].clone()
         if seq.features is None or seq.features.end != work.start:
             first = self._grower.seen.reach(seq, work.start)
             rows = rows[max(0, first - work.start) :]
-            seq.features = Features(first=first, computed=max(first, work.start)) if len(rows) else None
+            start = max(first, work.start)
+            seq.features = Features(first=first, computed=start, end=start) if len(rows) else None
         if seq.features:
-            seq.features.waiting.append(rows)
+            seq.features.push(rows)
 
     def learn(self, result: Verified) -> None:
         """What the target says of an EAGLE draft."""
@@ -112,7 +114,7 @@ class EagleDrafter:
         offers = {i: seq.eagle for i, seq in enumerate(decoding) if rooms[i] > 0 and seq.eagle and _is_followed(seq)}
         if not offers:
             return []
-        waiting = round(fmean(len(seq.tokens) - 1 - seq.features.computed for seq in decoding if seq.features))
+        waiting = round(fmean(_num_waiting(decoding[i]) for i in offers))
         levels = fmean(payback.levels for payback in offers.values()) - 1 if self._weighed else 0
         arm = Arm(
             "eagle",
@@ -142,7 +144,7 @@ class EagleDrafter:
     @torch.inference_mode()
     def _catch_up(self) -> None:
         """Compute what has waited for long, whether anything is drafted or not."""
-        late = [seq for seq in self._scheduler.running if seq.features and seq.features.num_waiting > MOST_WAITING]
+        late = [seq for seq in self._scheduler.running if _num_waiting(seq) > MOST_WAITING]
         if late:
             self._guarded(late, lambda: self._grower.extend(late))
 
@@ -196,6 +198,10 @@ class EagleDrafter:
             if payback:
                 payback.drafted(growth.growing.num_levels)
         return draft
+
+
+def _num_waiting(seq: Sequence) -> int:
+    return seq.features.end - seq.features.computed if seq.features else 0
 
 
 def _is_followed(seq: Sequence) -> bool:

@@ -18,14 +18,17 @@ class Features:
 
     first: int
     computed: int
+    end: int
     waiting: list[Tensor] = field(default_factory=list)  # each [n, 3 * target_hidden]
     last: Tensor | None = None  # [1, hidden]: what the drafter made of the last computed row
     claims: tuple[float, ...] = ()  # of the current draft's tokens
 
-    @property
-    def num_waiting(self) -> int:
-        return sum(len(rows) for rows in self.waiting)
+    def push(self, rows: Tensor) -> None:
+        """What the target computed at the next positions."""
+        self.waiting.append(rows)
+        self.end += rows.shape[0]
 
-    @property
-    def end(self) -> int:
-        return self.computed + self.num_waiting
+    def settle(self, last: Tensor) -> None:
+        """The drafter has computed all that waited."""
+        self.computed, self.last = self.end, last
+        self.waiting.clear()

@@ -88,16 +88,14 @@ class DraftGrower:
         if not seqs:
             return
         known = [seq.features for seq in seqs if seq.features]
-        counts = [features.num_waiting for features in known]
+        counts = [features.end - features.computed for features in known]
         tokens = [seq.tokens[f.computed + 1 : f.end + 1] for seq, f in zip(seqs, known, strict=True)]
         starts = [features.computed - features.first for features in known]
         fused = self.head.fuse(torch.cat(list(chain.from_iterable(features.waiting for features in known))))
         hidden = self._forward(fused, list(chain.from_iterable(tokens)), self._batch(seqs, known, counts, starts))
-        for seq, features, count, end in zip(seqs, known, counts, np.cumsum(counts).tolist(), strict=True):
+        for seq, features, end in zip(seqs, known, np.cumsum(counts).tolist(), strict=True):
             self.seen.add(seq, features.computed, features.end)
-            features.computed += count
-            features.waiting.clear()
-            features.last = hidden[end - 1 : end].clone()
+            features.settle(hidden[end - 1 : end].clone())
 
     def grow(self, growths: Seq[Growth], goes_on: Callable[[Seq[Growth]], list[bool]]) -> None:
         """Level by level, as long as `goes_on` says. The sequences are extended already."""

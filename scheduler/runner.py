@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,7 +54,11 @@ class Runner:
         """One full-depth pass over the plan's tokens."""
         rows = self.run(plan, self.num_segments)
         hidden = self.stream(rows)
-        return Passed(self._logits(hidden, plan), rows[:, hidden.shape[1] :] if self.taps else None)
+        return Passed(self._logits(hidden, plan), rows[:, hidden.shape[1] :] if self._taps_of(plan) else None)
+
+    def _taps_of(self, plan: list[Work]) -> tuple[int, ...]:
+        """None where no sequence will ask for what they keep."""
+        return self.taps if self.taps and any(work.seq.eagle for work in plan) else ()
 
     def stream(self, rows: Tensor) -> Tensor:  # of `run` -> [T, hidden]
         """The residual stream without what was kept beside it."""
@@ -67,26 +72,27 @@ class Runner:
         owed = [work.owed(0) for work in plan]
         batch = self._batch(plan, owed)
         tokens = np.fromiter(chain.from_iterable(work.unread for work in plan), np.int64)
-        hidden = self._forward(self.model.embed(_to(tokens, self.model.device), batch.positions), batch, 0)
+        taps = self._taps_of(plan)
+        hidden = self._forward(self.model.embed(_to(tokens, self.model.device), batch.positions), batch, 0, taps)
         for segment in range(1, depth):
             below, owed = owed, [work.owed(segment) for work in plan]
             if owed != below:
                 hidden = _with_waiting(plan, segment, hidden, below)
                 batch = self._batch(plan, owed)
-            hidden = self._forward(hidden, batch, segment)
+            hidden = self._forward(hidden, batch, segment, taps)
         return hidden
 
-    def _forward(self, rows: Tensor, batch: Batch, segment: int) -> Tensor:
+    def _forward(self, rows: Tensor, batch: Batch, segment: int, taps: tuple[int, ...]) -> Tensor:
         if not len(rows):
             return rows
         first, last = self.bounds[segment], self.bounds[segment + 1]
         hidden, kept = self.stream(rows), []
-        for layer in self.taps:
+        for layer in taps:
             if first <= layer < last or layer == last == self.bounds[-1]:
                 hidden, first = self.model.forward(hidden, batch, self.pool, first, layer), layer
                 kept.append(hidden)
         hidden = self.model.forward(hidden, batch, self.pool, first, last)
-        return torch.cat((hidden, rows[:, hidden.shape[1] :], *kept), 1) if self.taps else hidden
+        return torch.cat((hidden, rows[:, hidden.shape[1] :], *kept), 1) if taps else hidden
 
     def _batch(self, plan: list[Work], owed: list[int]) -> Batch:
         """The last owed[i] tokens of each work as ragged metadata."""
@@ -127,11 +133,13 @@ class Runner:
 
 
 def _with_waiting(plan: list[Work], segment: int, fresh: Tensor, counts: list[int]) -> Tensor:
-    """For each work the rows that have waited for this segment, and then its counts[i] rows of `fresh`."""
+    """For each work the rows that have waited for this segment, and then its counts[i] rows of `fresh`. Rows of passes
+    without taps are narrower: nobody asks for what they lack."""
     pieces: list[Tensor] = []
     for work, rows in zip(plan, fresh.split_with_sizes(counts), strict=True):
         pieces += [*work.seq.behind[segment - 1].chunks, rows]
-    return torch.cat([piece for piece in pieces if len(piece)] or pieces)
+    width = max(piece.shape[1] for piece in pieces)
+    return torch.cat([F.pad(piece, (0, width - piece.shape[1])) for piece in pieces])
 
 
 def _tree_of(work: Work, num: int) -> list[int]:

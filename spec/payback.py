@@ -23,7 +23,7 @@ class Payback:
 
     def fresh(self) -> "Payback":
         """One for another sequence, which expects what this one has seen until it knows better."""
-        return Payback(self.accepted, self.verified, self.levels, agreement=self.agreement.fresh())
+        return Payback(self.accepted, self.verified, self.levels, agreement=Agreement(typical=self.agreement))
 
     def drafted(self, levels: int) -> None:
         """The model went so many levels deep."""

@@ -140,7 +140,7 @@ def test_a_long_prompt_does_not_pile_up(make_engine, drain, make_request, hash_m
     engine.add(make_request("a", PROMPT * 8, max_tokens=9, ignore_eos=True, speculation="eagle"))
     while engine.has_work:
         engine.step()
-        assert all(seq.features.num_waiting <= 10 + 8 for seq in engine.scheduler.running)
+        assert all(seq.features.end - seq.features.computed <= 10 + 8 for seq in engine.scheduler.running)
 
 
 @pytest.mark.parametrize("broken", ["fuse", "forward", "logits"])
@@ -181,16 +181,16 @@ def test_a_head_that_is_never_right_is_asked_less_and_less(make_engine, drain, m
     assert 20 <= request.stats.sources["eagle"].num_draft_tokens < 60 < request.stats.num_target_passes
 
 
-def test_a_head_that_claims_nothing_is_asked_less_and_less(make_engine, drain, make_request, hash_model, eagle_of):
+def test_what_claims_are_worth_is_learned(make_engine, drain, make_request, hash_model, eagle_of):
+    """A head that is always right but claims next to nothing is soon believed."""
     model = hash_model()
-    head, asked = eagle_of(model, 1.0), []
+    head = eagle_of(model, 1.0)
     logits = head.logits
-    head.logits = lambda hidden: asked.append(len(hidden)) or 0.01 * logits(hidden)  # every token is as likely
+    head.logits = lambda hidden: 0.01 * logits(hidden)  # every token is as likely
     engine = make_engine(model=model, eagle=head)
     full, part = CostTable((1, 32), (1.0, 8.0)), CostTable((1, 32), (0.01, 0.01))
     engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(full, part, part, part)
     request = make_request("a", PROMPT, max_tokens=240, ignore_eos=True, speculation="eagle")
     engine.add(request)
     drain(engine)
-    assert request.stats.num_target_passes == 239
-    assert 8 < len(asked) < 40
+    assert request.stats.num_target_passes < 120
