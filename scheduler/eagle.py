@@ -1,6 +1,7 @@
 """An EAGLE head as a draft source: which sequences it drafts for, how long, and what is learned from verification."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from statistics import fmean
@@ -155,7 +156,7 @@ class EagleDrafter:
         levels = [depth] * len(seqs) if self._weighed else lengths
         growths = [self._growth(seq, most) for seq, most in zip(seqs, levels, strict=True)]
         growing = [growth for growth in growths if growth]
-        self._guarded([growth.seq for growth in growing], lambda: self._grow(growing))
+        self._guarded([growth.seq for growth in growing], lambda: self._timed(growing))
         return [self._draft_of(growth) if growth and growth.seq.eagle else EMPTY for growth in growths]
 
     def _growth(self, seq: Sequence, levels: int) -> Growth | None:
@@ -168,6 +169,13 @@ class EagleDrafter:
         limit = self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
         growing = Growing(levels, shape.topk, limit, self._law.ends(seq))
         return Growth(seq, features, growing) if limit > 0 else None
+
+    def _timed(self, growths: list[Growth]) -> None:
+        waiting = round(fmean(_num_waiting(growth.seq) for growth in growths)) if growths else 0
+        began = time.perf_counter()
+        self._grow(growths)
+        levels = fmean(growth.growing.num_levels for growth in growths) if growths else 0
+        self.costs = self.costs.seen(levels, len(growths), waiting, time.perf_counter() - began)
 
     def _grow(self, growths: list[Growth]) -> None:
         self._grower.extend([growth.seq for growth in growths])

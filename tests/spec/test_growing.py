@@ -80,6 +80,16 @@ def test_drafting_takes_longer_by_levels_and_sequences() -> None:
     assert costs.drafting(3, 4, 2) > costs.drafting(3, 4, 1) > costs.drafting(3, 1, 1)
 
 
+def test_what_drafting_really_takes_is_learned() -> None:
+    costs = EagleCosts(PASS, CHEAP, CHEAP, CHEAP)
+    for _ in range(200):
+        costs = costs.seen(3, 1, 1, seconds=12.0)
+    assert costs.drafting(3, 1, 1) == pytest.approx(12.0, rel=0.01)
+    assert costs.worth_growing([0.13], 1.0, 1) == [False]  # it was worth it at the first price
+    assert EagleCosts(PASS, CHEAP, CHEAP, CHEAP).worth_growing([0.13], 1.0, 1) == [True]
+    assert EagleCosts().seen(3, 1, 1, seconds=1.0) == EagleCosts()  # nothing was measured, so all is free
+
+
 def test_a_payback_follows_what_drafts_bring() -> None:
     payback = Payback()
     for _ in range(60):
