@@ -291,7 +291,7 @@ def test_hybrid_keeps_the_law(router: Router, bigram_path: Path) -> None:
             assert run(engine, jobs, "hybrid mixed", answers, late) == answers, cache
         drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
         assert engine.counters().predictor.num_states > 20
-    assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 20
+    assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 10
 
 
 def changing_estimates() -> Estimates:
