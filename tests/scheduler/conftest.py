@@ -35,7 +35,6 @@ class HashModel:
 
     def __init__(self, num_layers: int = 2) -> None:
         self.config = SimpleNamespace(num_layers=num_layers, vocab_size=VOCAB, hidden_size=1)
-        self.kernels = self
         self.before_forward: Callable[[], None] = lambda: None
         self.prefixes: dict[int, tuple[int, ...]] = {}
 
@@ -71,8 +70,8 @@ class HashModel:
                 assert batch.positions[query] == start + len(path) - 1
                 yield (*context[:start], *(context[start + node] for node in path))
 
-    def move(self, layer_kv: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        layer_kv[targets] = layer_kv[sources]
+    def move(self, pool: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        pool[:, targets] = pool[:, sources]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (
