@@ -15,7 +15,7 @@ from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.spending import CostTable
 
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 CONTEXT = 256  # tokens of context per pass, a typical chat
 REPEATS = 5
 ENOUGH = 0.2  # seconds at one size; at least two runs all the same

@@ -49,7 +49,7 @@ class ExitDrafter:
         }
         self._typical = {mode: Agreement() for mode in self._cycles}  # over all sequences
         self._typical_inner = Agreement()
-        self._pace = 1.0  # seconds that filling takes / seconds that its passes took when they were measured
+        self._pace = 1.5  # seconds that filling takes / seconds that its passes took when they were measured
 
     @property
     def modes(self) -> tuple[Mode, ...]:

@@ -6,7 +6,7 @@ Knows counts only. Part of the draft side: free to be wrong.
 from itertools import accumulate
 
 _MEMORY = 0.97  # weight of the earlier verdicts when the next one comes: about the last thirty count
-_HOPE, _HOPEFUL = 0.5, 8.0  # expected before anything was seen, as if of so many tokens
+_HOPE, _HOPEFUL = 0.4, 8.0  # expected before anything was seen, as if of so many tokens: hardly enough to pay
 _TRIAL = 24  # tokens judged before exits can be given up
 FLOOR = 0.1  # nothing pays below this, whatever a pass costs
 

@@ -11,6 +11,7 @@ from operator import itemgetter
 
 from verdraft.spec.spending import CostTable, spend
 
+MARGIN = 1.03  # a model's drafts must promise so much more than doing without: hopes and times are never quite right
 TAU = 6.0  # accepted tokens above which HVD verifies the suffix draft (PAPERS 1.1)
 
 
@@ -101,7 +102,7 @@ def payoff(free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: CostTabl
     while rest:
         offers = [(rate, arm, chosen, length) for arm in rest for rate, chosen, length in _uses(plan, arm, free, costs)]
         best = max(offers, key=itemgetter(0), default=None)
-        if best is None or best[0] <= plan.outlook.rate(costs):
+        if best is None or best[0] <= MARGIN * plan.outlook.rate(costs):
             break
         _, arm, chosen, length = best
         plan = use(plan, arm, chosen, length, free)

@@ -18,10 +18,13 @@ class CostTable:
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
     _every: tuple[float, ...] = field(init=False, repr=False, compare=False)  # of 0, 1, 2, .. tokens
+    _least: tuple[float, ...] = field(init=False, repr=False, compare=False)  # for one more, from there on at the least
 
     def __post_init__(self) -> None:
         every = np.interp(range(self.tokens[-1] + 1), self.tokens, self.seconds)
+        steps = np.r_[np.diff(every), self.seconds[-1] / self.tokens[-1]]
         object.__setattr__(self, "_every", tuple(every.tolist()))
+        object.__setattr__(self, "_least", tuple(np.minimum.accumulate(steps[::-1])[::-1].tolist()))
 
     def of(self, tokens: float) -> float:
         """Seconds of a pass over `tokens` tokens, a number that may be expected rather than counted; beyond the last
@@ -31,6 +34,10 @@ class CostTable:
         whole = int(tokens)
         below = self._every[whole]
         return below if whole == tokens else below + (tokens - whole) * (self._every[whole + 1] - below)
+
+    def least_more(self, tokens: int) -> float:
+        """Seconds of one more token in a pass over `tokens` or more, where it costs least."""
+        return self._least[min(tokens, self.tokens[-1])]
 
     def points(self) -> list[tuple[int, float]]:
         """What was measured: (tokens, seconds)."""
@@ -43,23 +50,26 @@ FREE = CostTable((1,), (0.0,))  # a further row costs nothing: every draft is ve
 def spend(probs: Sequence[Sequence[float]], num_decoding: int, costs: CostTable) -> list[int]:
     """How many tokens of each draft to verify. probs[i][j] is the probability that draft i is accepted beyond token j.
 
-    Every one of `num_decoding` sequences has one row and yields one token anyway. Then the likeliest drafted token of
-    all is added as long as its probability is worth its share of the pass: probability / added seconds above
-    expected tokens / seconds so far. (Path probabilities fall along a draft, so its tokens come in order.)
+    Every one of `num_decoding` sequences has one row and yields one token anyway. The likeliest drafted token of all
+    comes next, and as many are taken as bring the most expected tokens a second. (Path probabilities fall along a
+    draft, so its tokens come in order. A pass may get much dearer with one row and hardly with the next ones, so the
+    first token that does not pay is not the end; that is where no later one can.)
     """
     lengths = [0] * len(probs)
+    best, best_rate = list(lengths), 0.0
     expected, rows = float(num_decoding), num_decoding
     heap = [(-draft[0], i) for i, draft in enumerate(probs) if draft]
     heapq.heapify(heap)
-    while heap:
+    while True:
+        rate = expected / max(costs.of(rows), 1e-9)
+        if rate >= best_rate:
+            best, best_rate = list(lengths), rate
+        if not heap or -heap[0][0] < best_rate * costs.least_more(rows):
+            return best
         prob, i = -heap[0][0], heap[0][1]
-        now, more = costs.of(rows), costs.of(rows + 1)
-        if prob * now < expected * (more - now):
-            break
         expected, rows = expected + prob, rows + 1
         lengths[i] += 1
         if lengths[i] < len(probs[i]):
             heapq.heapreplace(heap, (-probs[i][lengths[i]], i))
         else:
             heapq.heappop(heap)
-    return lengths

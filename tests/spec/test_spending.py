@@ -1,5 +1,8 @@
 """Drafts shrink as rows get dear, the likeliest tokens stay."""
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +36,15 @@ def test_beyond_the_table_a_pass_grows_in_proportion() -> None:
     assert LAPTOP.of(64) == 98.0
 
 
+def test_a_steep_step_is_taken_when_what_lies_behind_it_is_flat() -> None:
+    stairs = CostTable((1, 4, 5, 16, 32), (10.0, 10.0, 20.0, 20.0, 40.0))
+    draft = [0.97**i for i in range(1, 16)]
+    assert spend([draft], 1, stairs) == [15]
+    assert spend([draft[:5]], 1, stairs) == [3]
+    assert stairs.least_more(2) == 0.0
+    assert stairs.least_more(20) == 1.25
+
+
 @given(st.lists(st.lists(st.floats(0.01, 1.0), max_size=6), min_size=1, max_size=6))
 def test_what_is_chosen_is_never_worse_than_no_draft(drafts: list[list[float]]) -> None:
     probs = [sorted(draft, reverse=True) for draft in drafts]
@@ -41,3 +53,16 @@ def test_what_is_chosen_is_never_worse_than_no_draft(drafts: list[list[float]]) 
     assert all(n <= len(draft) for n, draft in zip(lengths, probs, strict=True))
     rate = expected / LAPTOP.of(len(probs) + sum(lengths))
     assert rate >= len(probs) / LAPTOP.of(len(probs)) * (1 - 1e-9)
+
+
+@given(st.lists(st.lists(st.floats(0.01, 1.0), max_size=3), min_size=1, max_size=3))
+def test_no_other_lengths_are_better(drafts: list[list[float]]) -> None:
+    stairs = CostTable((1, 2, 3, 8, 32), (10.0, 11.0, 18.0, 20.0, 80.0))
+    probs = [sorted(draft, reverse=True) for draft in drafts]
+
+    def rate(lengths: Sequence[int]) -> float:
+        expected = len(probs) + sum(sum(draft[:n]) for draft, n in zip(probs, lengths, strict=True))
+        return expected / stairs.of(len(probs) + sum(lengths))
+
+    best = max(map(rate, itertools.product(*(range(len(draft) + 1) for draft in probs))))
+    assert rate(spend(probs, len(probs), stairs)) >= best * (1 - 1e-9)
