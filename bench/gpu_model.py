@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, Kernels
+from verdraft.kernels.base import CHAINS, Batch, Kernels
 from verdraft.model.config import ModelConfig
 from verdraft.model.load import assemble_model
 from verdraft.model.transformer import Transformer
@@ -85,6 +85,7 @@ def even_batch(rows: int, queries: int, context: int, page_size: int, device: to
         positions=places.repeat(rows).to(device),
         max_q=queries,
         max_k=context,
+        parents=CHAINS.to(device),
     )
 
 

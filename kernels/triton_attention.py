@@ -24,6 +24,7 @@ def attend(q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
     _, page_size, kv_heads, _ = layer_kv.k.shape
     assert q.stride(2) == 1, "q: expected heads that are contiguous inside"
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    tree = batch.parents.shape[0] > 0
     num_rows, group = batch.seq_lens.shape[0], heads // kv_heads
     block_m = max(_ROWS, triton.next_power_of_2(group))
     grid = (tokens // (block_m // group) + num_rows, kv_heads)
@@ -37,7 +38,7 @@ def attend(q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
             batch.seq_lens,
             batch.pages,
             batch.positions,
-            batch.parents,
+            batch.parents if tree else batch.positions,
             scale * _LOG2E,
             num_rows,
             q.stride(0),
@@ -51,7 +52,7 @@ def attend(q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
             PAGE=page_size,
             BLOCK_M=block_m,
             BLOCK_K=_KEYS if q.dtype.itemsize == 2 else _WIDE_KEYS,
-            TREE=batch.parents.shape[0] > 0,
+            TREE=tree,
             enable_fp_fusion=False,  # two instances of one line must not round differently
         )
     return out

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, LayerKV
+from verdraft.kernels.base import CHAINS, Batch, LayerKV
 from verdraft.kernels.tree import paths
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.plan import Work
@@ -177,6 +177,7 @@ def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: 
         positions=_to(positions, device),
         max_q=int(num.max(initial=0)),
         max_k=int((start + num).max(initial=0)),
+        parents=CHAINS.to(device),
     )
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # One call on a machine with a GPU and without network: what is there, whether it is right, what it costs. At most ten
 # minutes: 60 s to look, 270 s to check, 210 s to measure. Nothing is installed: PACKAGES names a folder of wheels and
-# .tar.xz archives (pytest, safetensors, flash-attn 3, ...) that are unpacked for this run where the machine lacks them.
+# .tar.xz archives of unpacked ones that serve this run where the machine lacks them. Beside torch and numpy it needs
+#   pip download --no-deps -d wheels safetensors llguidance pytest pluggy iniconfig packaging pygments
+# and, for the flash backend, tokenspeed-fa3 in the version that pyproject.toml names.
 #
 #   OUT=results PACKAGES=wheels tests/gpu/run.sh
 #
@@ -13,6 +15,10 @@ PYTHON=${PYTHON:-python3}
 mkdir -p "$OUT"
 SCRATCH=$(mktemp -d)
 trap 'rm -rf "$SCRATCH"' EXIT
+# The package asks for its own version, as if it were installed.
+VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+mkdir "$SCRATCH/verdraft-$VERSION.dist-info"
+printf 'Metadata-Version: 2.1\nName: verdraft\nVersion: %s\n' "$VERSION" > "$SCRATCH/verdraft-$VERSION.dist-info/METADATA"
 if [ -n "${PACKAGES:-}" ]; then
     for file in "$PACKAGES"/*.whl; do [ -e "$file" ] && $PYTHON -m zipfile -e "$file" "$SCRATCH"; done
     for file in "$PACKAGES"/*.tar.xz; do [ -e "$file" ] && tar -xJf "$file" -C "$SCRATCH"; done
