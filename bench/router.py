@@ -6,7 +6,7 @@ are those of passes measured here or given.
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
+from verdraft.bench.online import learning_gain
 from verdraft.bench.prompts import DataError, token_classes
 from verdraft.bench.routers import (
     Machine,
@@ -37,7 +38,7 @@ from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
 from verdraft.scheduler.costs import measure_costs
 from verdraft.scheduler.runner import Runner
-from verdraft.spec.predictor import load_predictor
+from verdraft.spec.predictor import PayoffPredictor, load_predictor
 from verdraft.spec.replay import States, joined, replay
 from verdraft.spec.spending import CostTable
 
@@ -54,13 +55,16 @@ def main() -> None:
     except DataError as error:
         raise SystemExit(str(error)) from error
     machine = _machine(args)
-    outcomes = compare(states, machine, _routers(args, machine), args.all)
+    numbers = chosen_answers(states, args.all)
+    predictor = load_predictor(args.predictor) if args.predictor else load_predictor()
+    outcomes = compare(states, machine, _routers(args.tau, machine, predictor), numbers)
     print(f"passes: {', '.join(f'{n}: {1e3 * s:.1f} ms' for n, s in machine.passes.points())}")
     chances = ", ".join(f"{chance:.2f}" for chance in machine.survival)
     print(f"model drafter: {1e3 * machine.model_token:.2f} ms a token; its first 1, 2, .. are right with {chances}")
     for title, cell in VIEWS:
         print("\n".join(["", title, *_table(outcomes, cell)]))
     print(PAPER)
+    print("\n".join(["", "loss of predictions, fixed and learning online", *_gains(states, predictor, numbers)]))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,14 +155,13 @@ def _measured(model: str | None) -> CostTable:
     return measure_costs(Runner(loaded, pool, BLOCK, (0, loaded.config.num_layers)), CONTEXT)
 
 
-def _routers(args: argparse.Namespace, machine: Machine) -> dict[str, Router]:
-    predictor = load_predictor(args.predictor) if args.predictor else load_predictor()
+def _routers(tau: float, machine: Machine, predictor: PayoffPredictor) -> dict[str, Router]:
     return {
         "none": lambda cycle: Route(),
         "suffix": suffix_only,
         "model": model_only(machine),
-        "score": score_threshold(machine, args.tau),
-        "HVD": hvd(machine, predictor, args.tau),
+        "score": score_threshold(machine, tau),
+        "HVD": hvd(machine, predictor, tau),
         "payoff": payoff(machine, predictor),
         "oracle": oracle(machine),
     }
@@ -175,16 +178,27 @@ VIEWS: tuple[tuple[str, Callable[[Outcome, Outcome], str]], ...] = (
 )
 
 
-def compare(states: States, machine: Machine, routers: dict[str, Router], every: bool) -> Outcomes:
-    """Every router on the answers of every workload: the held-out ones, or all."""
+def chosen_answers(states: States, every: bool) -> dict[str, list[int]]:
+    """By workload: the numbers of the held-out answers, or of all."""
     chosen: dict[str, list[int]] = {}
     for number, answer in enumerate(states.answers):
         if every or answer.held_out:
             chosen.setdefault(answer.workload, []).append(number)
+    return dict(sorted(chosen.items()))
+
+
+def compare(states: States, machine: Machine, routers: dict[str, Router], numbers: dict[str, list[int]]) -> Outcomes:
+    """Every router on the answers of every workload."""
     return {
-        workload: {name: walk(states, machine, router, numbers) for name, router in routers.items()}
-        for workload, numbers in sorted(chosen.items())
+        workload: {name: walk(states, machine, router, chosen) for name, router in routers.items()}
+        for workload, chosen in numbers.items()
     }
+
+
+def _gains(states: States, predictor: PayoffPredictor, numbers: dict[str, list[int]]) -> Iterator[str]:
+    for workload, chosen in numbers.items():
+        gain = learning_gain(states, predictor, chosen)
+        yield f"{workload:14}{gain.fixed:9.3f}{gain.learning:9.3f}   {gain.num_won} times better"
 
 
 def _table(outcomes: Outcomes, cell: Callable[[Outcome, Outcome], str]) -> list[str]:

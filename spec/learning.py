@@ -19,16 +19,17 @@ from verdraft.spec.predictor import LENGTHS, MEAN_UNIT, Layer, PayoffPredictor, 
 CAPACITY = 32_768  # states: about 4 MB
 BATCH = 128
 STEPS = 4  # gradient steps each time
-RATE = 3e-4  # of learning
+RATE = 2e-4  # of learning
+_MEAN = 0.1  # weight of the mean's squared error: few long drafts make most of it, and survival is what trims
 _FEWEST = 256  # states before anything is learnt from them
-_MEMORY = 0.99  # weight of earlier states' losses when a fresh one comes
-_TRIAL = 256  # fresh states that a challenger is judged by before it may win or lose
-_MARGIN = 0.02  # by so much of the loss it must be better to win, and worse to start anew
+_MEMORY = 0.998  # weight of earlier states' losses when a fresh one comes
+_TRIAL = 512  # fresh states that a challenger is judged by before it may win or lose
+_MARGIN = 0.01  # by so much of the loss it must be better to win, and worse to start anew
 
 Ints = NDArray[np.int32]
 
 
-class States(NamedTuple):
+class Labelled(NamedTuple):
     """n labelled states."""
 
     features: Floats  # [n, F]
@@ -40,7 +41,7 @@ class Buffer:
     """The latest `capacity` states; one thread adds, another reads."""
 
     def __init__(self, capacity: int) -> None:
-        self._states = States(
+        self._states = Labelled(
             np.zeros((capacity, len(FEATURES)), np.float32), np.zeros(capacity, np.int32), np.zeros(capacity, np.int32)
         )
         self._lock = threading.Lock()
@@ -58,18 +59,18 @@ class Buffer:
     def __len__(self) -> int:
         return min(self.num_added, self.capacity)
 
-    def sample(self, rng: np.random.Generator, num: int) -> States:
+    def sample(self, rng: np.random.Generator, num: int) -> Labelled:
         """`num` states, drawn evenly with replacement."""
         return self._at(rng.integers(0, len(self), num))
 
-    def between(self, first: int, last: int) -> States:
+    def between(self, first: int, last: int) -> Labelled:
         """Those with these numbers, `last` excluded, as far as they are still there."""
         return self._at(np.arange(max(first, self.num_added - self.capacity), last) % self.capacity)
 
-    def _at(self, slots: NDArray[np.int64]) -> States:
+    def _at(self, slots: NDArray[np.int64]) -> Labelled:
         with self._lock:
             features, drafted, accepted = self._states
-            return States(features[slots], drafted[slots], accepted[slots])
+            return Labelled(features[slots], drafted[slots], accepted[slots])
 
 
 class OnlineLearner:
@@ -112,7 +113,7 @@ class OnlineLearner:
         for _ in range(STEPS):
             self._challenger.step(self.buffer.sample(self._rng, BATCH))
 
-    def _judge(self, fresh: States) -> None:
+    def _judge(self, fresh: Labelled) -> None:
         if not len(fresh.drafted):
             return
         challenger = self._challenger.predictor()
@@ -168,7 +169,7 @@ class _Challenger:
         first, second, third = (Layer(layer.weight.copy(), layer.bias.copy()) for layer in self._layers())
         return replace(self._start, layers=(first, second, third))
 
-    def step(self, states: States) -> None:
+    def step(self, states: Labelled) -> None:
         """One step of Adam (Kingma and Ba 2015) down the mean loss of the states."""
         self._steps += 1
         for value, first, second, slope in zip(
@@ -179,7 +180,7 @@ class _Challenger:
             size = np.sqrt(second / (1 - 0.999**self._steps)) + 1e-8
             value -= (self._rate / (1 - 0.9**self._steps)) * first / size
 
-    def _slopes(self, states: States) -> list[Floats]:
+    def _slopes(self, states: Labelled) -> list[Floats]:
         """Of the mean loss, by every value, in their order."""
         inputs = (states.features - self._start.shift) * self._start.scale
         first, second, third = self._layers()
@@ -194,26 +195,26 @@ class _Challenger:
         return found
 
 
-def losses(predictor: PayoffPredictor, states: States) -> Floats:  # [n]
-    """Of each state: squared error of the mean in MEAN_UNIT, and cross-entropy of every hazard that the label tells."""
+def losses(predictor: PayoffPredictor, states: Labelled) -> Floats:  # [n]
+    """Of each state: cross-entropy of the hazards that its label tells of, and a little of the mean's squared error."""
     mean, survival = predictor.predict(states.features)
     before = np.concatenate((np.ones((len(mean), 1), np.float32), survival[:, :-1]), axis=1)
     hazards = np.clip(survival / np.maximum(before, 1e-12), 1e-6, 1 - 1e-6)
     judged, right = _labels(states)
     entropy = -np.where(right, np.log(hazards), np.log1p(-hazards)) * judged
-    found: Floats = ((mean - states.accepted) / MEAN_UNIT) ** 2 + entropy.sum(1) / judged.sum(1)
+    found: Floats = _MEAN * ((mean - states.accepted) / MEAN_UNIT) ** 2 + entropy.sum(1) / judged.sum(1)
     return found
 
 
-def _loss_slope(out: Floats, states: States) -> Floats:  # [n, 1 + LENGTHS]
+def _loss_slope(out: Floats, states: Labelled) -> Floats:  # [n, 1 + LENGTHS]
     judged, right = _labels(states)
     slope = np.empty_like(out)
-    slope[:, 0] = 2 * (out[:, 0] - states.accepted / MEAN_UNIT)
+    slope[:, 0] = 2 * _MEAN * (out[:, 0] - states.accepted / MEAN_UNIT)
     slope[:, 1:] = (sigmoid(out[:, 1:]) - right) * judged / judged.sum(1, keepdims=True)
     return slope / np.float32(len(out))
 
 
-def _labels(states: States) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:  # [n, LENGTHS] each
+def _labels(states: Labelled) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:  # [n, LENGTHS] each
     """Which hazards the label tells of: of the accepted tokens and of the first wrong one; and which are right."""
     lengths = np.arange(1, LENGTHS + 1)
     judged = lengths <= np.minimum(states.drafted, states.accepted + 1)[:, None]

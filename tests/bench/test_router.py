@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from verdraft.bench.online import learning_gain
 from verdraft.bench.router import main
 from verdraft.bench.routers import (
     Cycle,
@@ -25,7 +26,7 @@ from verdraft.bench.routers import (
 )
 from verdraft.spec.features import FEATURES, NO_CLASSES
 from verdraft.spec.predictor import PayoffPredictor, new_predictor
-from verdraft.spec.replay import RecordedAnswer, States, replay
+from verdraft.spec.replay import RecordedAnswer, States, joined, replay
 from verdraft.spec.spending import CostTable
 
 PASSES = CostTable((1, 101), (1.0, 11.0))  # a row more costs a tenth
@@ -135,6 +136,20 @@ def test_the_command_prints_every_router_by_workload(
     assert [row[0] for row in rows[1:]] == ["chat", "edit", "all"]
     assert rows[3][1] == "1000"
     assert int(rows[3][2]) < 500
+    gains = [line.split()[:3] for line in said.split("learning online\n")[1].splitlines()]
+    assert [gain[0] for gain in gains] == ["chat", "edit"]
+    assert all(gain[1] == gain[2] for gain in gains)  # too few drafts to learn from
+
+
+def test_a_predictor_that_learns_meets_every_draft_before_it_learns_from_it() -> None:
+    found = states()
+    many = joined([found] * 300)
+    wrong = saying(0.0, 0.1)
+    gain = learning_gain(many, wrong, range(300))
+    assert gain.num_won > 0
+    assert gain.learning < 0.97 * gain.fixed
+    first = learning_gain(many, wrong, range(8))
+    assert first.learning == first.fixed
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 
 from verdraft.spec.features import FEATURES
 from verdraft.spec.hindsight import LabelledState
-from verdraft.spec.learning import Buffer, OnlineLearner, States, _Challenger, losses
+from verdraft.spec.learning import Buffer, Labelled, OnlineLearner, _Challenger, losses
 from verdraft.spec.predictor import LENGTHS, Layer, PayoffPredictor, new_predictor
 
 START, QUICK = new_predictor(np.random.default_rng(0), hidden=32), 3e-3
@@ -20,12 +20,12 @@ def law(rng: np.random.Generator, good: float, bad: float = 0.3) -> LabelledStat
     return LabelledState(features, 8, 8 if right.all() else int(right.argmin()), 0.0)
 
 
-def some(num: int, seed: int = 1) -> States:
+def some(num: int, seed: int = 1) -> Labelled:
     rng = np.random.default_rng(seed)
     states = [law(rng, 0.9) for _ in range(num)]
     columns = zip(*((s.features, s.drafted, s.accepted) for s in states), strict=True)
     features, drafted, accepted = (np.array(column) for column in columns)
-    return States(features, drafted.astype(np.int32), accepted.astype(np.int32))
+    return Labelled(features, drafted.astype(np.int32), accepted.astype(np.int32))
 
 
 def learned(good: float, rounds: int, start: PayoffPredictor = START, seed: int = 0) -> OnlineLearner:
@@ -101,7 +101,7 @@ def test_a_change_of_traffic_is_followed() -> None:
         for _ in range(64):
             after.add(law(rng, 0.3, bad=0.95))
         after.improve()
-    rows = States(
+    rows = Labelled(
         np.stack([s.features for s in fresh]),
         np.array([s.drafted for s in fresh], np.int32),
         np.array([s.accepted for s in fresh], np.int32),
