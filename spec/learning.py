@@ -118,13 +118,14 @@ class OnlineLearner:
             return
         challenger = self._challenger.predictor()
         self._trial.add(losses(self.champion, fresh), losses(challenger, fresh))
-        if self._trial.worth > _MARGIN:
+        worth = self._trial.worth
+        if worth > _MARGIN:
             seen = {"learned_from": self.buffer.num_added}
             self.champion = challenger.with_record({**self.champion.record, "online": seen})
             self.num_won += 1
             self._publish(self.champion)
             self._trial = _Trial()
-        elif self._trial.worth < -_MARGIN:
+        elif not worth >= -_MARGIN:  # or no number any more
             self._challenge()
 
 

@@ -115,6 +115,18 @@ def test_nothing_is_learnt_from_a_handful() -> None:
     assert np.array_equal(learner._challenger.predictor().layers[0].weight, START.layers[0].weight)
 
 
+def test_who_has_lost_its_numbers_starts_anew() -> None:
+    learner = learned(0.9, 10)
+    learner._challenger._values[0][:] = np.nan
+    rng = np.random.default_rng(7)
+    for _ in range(10):
+        for _ in range(64):
+            learner.add(law(rng, 0.9))
+        learner.improve()
+    assert np.isfinite(learner.champion.layers[0].weight).all()
+    assert np.isfinite(learner._challenger.predictor().layers[0].weight).all()
+
+
 def test_the_buffer_keeps_the_latest() -> None:
     buffer = Buffer(10)
     rng = np.random.default_rng(0)
