@@ -25,6 +25,8 @@ from verdraft.spec.trials import Trials
 
 logger = logging.getLogger("verdraft.engine")
 
+REST = 7  # steps for which models are not asked again after they had no offer that pays
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -70,6 +72,7 @@ class Drafting:
         self.estimates = Estimates()
         self.asking = Asking()
         self._trials = trials
+        self._rest, self._rested_with = 0, 0  # steps in which models are not asked, while so many sequences decode
         self._scheduler = scheduler
         self._config = scheduler.config
 
@@ -117,17 +120,27 @@ class Drafting:
         asked: dict[int, Asked] = {}
         proposed = [self._ask(i, seq, rooms[i], len(decoding), asked) for i, seq in enumerate(decoding)]
         free, scores = self.estimates.judge(decoding, proposed)
-        offers = [(model, arm) for model in self.models for arm in model.arms(decoding, rooms)]
+        offers = self._offers(decoding, rooms)
         arms = [_without_predictions(arm, free) for _, arm in offers]
         plan = self._plan(decoding, free, scores, arms)
+        if any(arm.hopes for arm in arms) and self._config.router == "payoff" and not _uses_model(plan):
+            self._rest, self._rested_with = REST, len(decoding)
         self._learn_asking(asked, free, plan)
         self._trials.earn()
         for seq, draft, route in zip(decoding, free, plan.routes, strict=True):
             seq.draft = draft.trim(max(route.length, draft.least)) if route.arm is None else EMPTY
             seq.hindsight.history.cycle(seq.draft.source == "suffix" and bool(seq.draft.tokens))
-        if any(route.arm for route in plan.routes):
+        if _uses_model(plan):
             self._let_draft(offers, decoding, plan)
         self.exits.prune(decoding)
+
+    def _offers(self, decoding: list[Sequence], rooms: Seq[int]) -> list[tuple["ModelDrafter", Arm]]:
+        """What models offer; where nothing of it paid a moment ago, they are not asked in every step."""
+        if self._rest and len(decoding) == self._rested_with:
+            self._rest -= 1
+            return []
+        self._rest = 0
+        return [(model, arm) for model in self.models for arm in model.arms(decoding, rooms)]
 
     def _let_draft(self, offers: Seq[tuple["ModelDrafter", Arm]], decoding: Seq[Sequence], plan: Plan) -> None:
         """Models draft as planned; what they are sure of only then, may be less than pays to verify."""
@@ -172,7 +185,7 @@ class Drafting:
         """One token each by an arm that the plan has no use for, where more is to be learned of it than is lost."""
         if any(route.arm == arm.name for route in plan.routes):
             return plan
-        for sequences, must in ((arm.unseen, True), (arm.unknown, False)):
+        for sequences, must in ((arm.unseen, True), (arm.unknown[:1], False)):
             chosen = [i for i in sequences if i in arm.hopes and plan.routes[i].arm is None]
             if chosen:
                 trial = use(plan, arm, chosen, 1, probs)
@@ -224,3 +237,7 @@ def _without_predictions(arm: Arm, free: Seq[Draft]) -> Arm:
     """The arm without those whose own prediction drafts: that is tried first (HTTP contract, section 9)."""
     hopes = {i: hopes for i, hopes in arm.hopes.items() if not (free[i].tokens and free[i].source == "prediction")}
     return replace(arm, hopes=hopes)
+
+
+def _uses_model(plan: Plan) -> bool:
+    return any(route.arm for route in plan.routes)

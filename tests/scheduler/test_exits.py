@@ -188,14 +188,12 @@ def test_what_the_check_lets_through_is_learned_from_trials(make_engine, drain, 
 
 
 @pytest.mark.parametrize("mode", WINDOWS)
-def test_exits_that_cannot_pay_here_are_tried_once_because_they_were_asked_for(
-    make_engine, drain, make_request, exiting, mode
-):
-    engine = make_engine(**exiting(1, 1))
+def test_exits_that_do_not_pay_are_tried_because_they_were_asked_for(make_engine, drain, make_request, exiting, mode):
+    engine = make_engine(**exiting(0, 0))
     engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))
-    engine.drafting.exits.costs = ExitCosts(engine.drafting.costs, *[CostTable((1, 32), (2.0, 2.0))] * 4)
-    requests = [make_request(name, PROMPT, max_tokens=60, ignore_eos=True, speculation=mode) for name in "ab"]
+    engine.drafting.exits.costs = ExitCosts(engine.drafting.costs, *[CostTable((1, 32), (0.1, 0.1))] * 4)
+    requests = [make_request(name, PROMPT, max_tokens=120, ignore_eos=True, speculation=mode) for name in "ab"]
     for request in requests:
         engine.add(request)
     drain(engine)
-    assert [request.stats.sources["early_exit"].num_draft_tokens for request in requests] == [1, 1]
+    assert all(1 <= request.stats.sources["early_exit"].num_draft_tokens < 30 for request in requests)

@@ -126,11 +126,11 @@ def test_trials_cost_a_small_share_of_the_time() -> None:
     for _ in range(10_000):
         trials.earn()
         lost += 2.0 if trials.may_spend(2.0) else 0.0
-    assert 0.005 < lost / 10_000 < 0.011
+    assert 0.003 < lost / 10_000 < 0.006
 
 
-def test_what_was_asked_for_may_be_tried_on_credit() -> None:
+def test_what_was_asked_for_may_be_tried_on_credit_if_it_is_cheap() -> None:
     trials = Trials()
-    assert trials.may_spend(5.0, must=True)
+    assert not trials.may_spend(1.5, must=True)
+    assert sum(trials.may_spend(0.5, must=True) for _ in range(100)) == 10
     assert not trials.may_spend(0.1)
-    assert sum(trials.may_spend(1.0, must=True) for _ in range(100)) == 5
