@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -29,7 +30,7 @@ from verdraft.spec.spending import CostTable
 
 logger = logging.getLogger("verdraft.eagle")
 
-MOST_WAITING = 256  # rows of one sequence that wait for the drafter; more are computed even if nothing is drafted
+MOST_WAITING = 256  # rows of one sequence that wait for the drafter
 UNKNOWN_AFTER = 32  # chances to draft that were left unused; by then the text may be another kind
 
 
@@ -78,7 +79,8 @@ class EagleDrafter:
         for result in results:
             start, end = end, end + result.work.num_tokens
             if result.work.seq.eagle:
-                self._keep(result, taps[start:end])
+                rows = taps[start:end]
+                self._guarded([result.work.seq], partial(self._keep, result, rows))
 
     def _keep(self, result: Verified, rows: Tensor) -> None:
         work, seq = result.work, result.work.seq
@@ -92,6 +94,7 @@ class EagleDrafter:
             seq.features = Features(first=first, computed=start, end=start) if len(rows) else None
         if seq.features:
             seq.features.push(rows)
+            seq.features.forget(MOST_WAITING, self._config.block_size)
 
     def learn(self, result: Verified) -> None:
         """What the target says of an EAGLE draft."""
@@ -110,7 +113,6 @@ class EagleDrafter:
     def arms(self, decoding: list[Sequence], rooms: Seq[int]) -> list[Arm]:
         """Chains or trees for the sequences whose features are all there: in one piece, since how long each gets is
         seen while it grows, or by levels where that is not weighed."""
-        self._catch_up()
         self._num_decoding = len(decoding)
         offers = {i: seq.eagle for i, seq in enumerate(decoding) if rooms[i] > 0 and seq.eagle and _is_followed(seq)}
         if not offers:
@@ -141,13 +143,6 @@ class EagleDrafter:
             if self._weighed
             else [min(shape.tokens, shape.topk * (i + 1)) for i in range(shape.depth)]
         )
-
-    @torch.inference_mode()
-    def _catch_up(self) -> None:
-        """Compute what has waited for long, whether anything is drafted or not."""
-        late = [seq for seq in self._scheduler.running if _num_waiting(seq) > MOST_WAITING]
-        if late:
-            self._guarded(late, lambda: self._grower.extend(late))
 
     @torch.inference_mode()
     def draft(self, arm: str, seqs: list[Sequence], lengths: list[int]) -> list[Draft]:

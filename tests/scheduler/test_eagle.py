@@ -133,14 +133,18 @@ def test_a_prefix_that_no_drafter_saw_is_left_out(make_engine, drain, make_reque
     assert not caplog.records
 
 
-def test_a_long_prompt_does_not_pile_up(make_engine, drain, make_request, hash_model, eagle_of, monkeypatch):
+def test_a_long_prompt_does_not_pile_up(make_engine, drain, make_request, hash_model, eagle_of, monkeypatch, caplog):
     monkeypatch.setattr("verdraft.scheduler.eagle.MOST_WAITING", 10)
     model = hash_model()
     engine = make_engine(model=model, eagle=eagle_of(model, 1.0), max_batch_tokens=8)
-    engine.add(make_request("a", PROMPT * 8, max_tokens=9, ignore_eos=True, speculation="eagle"))
+    request = make_request("a", PROMPT * 8, max_tokens=21, ignore_eos=True, speculation="eagle")
+    engine.add(request)
     while engine.has_work:
         engine.step()
-        assert all(seq.features.end - seq.features.computed <= 10 + 8 for seq in engine.scheduler.running)
+        assert all(seq.features.end - seq.features.computed <= 10 for seq in engine.scheduler.running)
+        assert all(seq.features.first >= seq.features.end - 40 for seq in engine.scheduler.running)
+    assert request.stats.sources["eagle"].num_accepted_tokens == 16
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("broken", ["fuse", "forward", "logits"])
@@ -150,6 +154,16 @@ def test_a_failing_head_costs_no_request_anything(make_engine, drain, make_reque
     head = eagle_of(model, 1.0)
     setattr(head, broken, lambda *_: 1 / 0)
     engine = make_engine(model=model, eagle=head)
+    engine.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True, speculation="eagle"))
+    found = drain(engine)["a"]
+    assert (found.tokens, found.finish) == (expected, "length")
+
+
+def test_features_that_cannot_be_kept_cost_no_request_anything(make_engine, drain, make_request, hash_model, eagle_of):
+    model = hash_model()
+    expected = answer_of(make_engine, drain, make_request, PROMPT, model=model, max_tokens=20, ignore_eos=True)
+    engine = make_engine(model=model, eagle=eagle_of(model, 1.0))
+    engine.drafting.eagle._grower.seen.reach = lambda *_: 1 / 0
     engine.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True, speculation="eagle"))
     found = drain(engine)["a"]
     assert (found.tokens, found.finish) == (expected, "length")
