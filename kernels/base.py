@@ -55,8 +55,9 @@ class LayerForm:
     sin: Tensor  # [positions, dim / 2] float32
 
 
-# hidden [T, hidden], the batch, one LayerKV per layer, first and last (exclusive): what leaves the last, a new tensor
-FusedLayers: TypeAlias = Callable[[Tensor, Batch, Sequence[LayerKV], int, int], Tensor]
+# hidden [T, hidden], the batch, one LayerKV per layer, first, last (exclusive), and layers of these, ascending: what
+# enters each of them, and what leaves the last; new tensors
+FusedLayers: TypeAlias = Callable[[Tensor, Batch, Sequence[LayerKV], int, int, Sequence[int]], list[Tensor]]
 
 
 class KernelUnavailable(RuntimeError):

@@ -23,9 +23,9 @@ class NativeLayers:
         qkv, up = self._layers[0].qkv, self._layers[0].up
         self._scratch = 2 * fields(qkv)[4] + fields(qkv)[5] + form.num_heads * form.head_dim + 3 * fields(up)[5] // 2
 
-    def __call__(self, hidden: Tensor, batch: Batch, pool: Sequence[NativeKV], first: int, last: int) -> Tensor:
-        if first == last:
-            return hidden
+    def __call__(
+        self, hidden: Tensor, batch: Batch, pool: Sequence[NativeKV], first: int, last: int, taps: Sequence[int]
+    ) -> list[Tensor]:
         form, tokens = self._form, hidden.shape[0]
         assert hidden.dtype == torch.float32
         assert pool[last - 1].address - pool[first].address == pool[first].fields.nbytes * (last - 1 - first)
@@ -33,6 +33,8 @@ class NativeLayers:
         assert batch.parents.shape[0] in (0, tokens), "parents: expected one for each token"
         out = hidden.clone(memory_format=torch.contiguous_format)
         cos, sin, scratch = form.cos[batch.positions], form.sin[batch.positions], out.new_empty(tokens * self._scratch)
+        kept = {layer: torch.empty_like(out) for layer in taps}
+        places = torch.tensor([kept[i].data_ptr() if i in kept else 0 for i in range(first, last)]) if kept else None
         self._call(
             self._table[first].data_ptr(),
             last - first,
@@ -53,8 +55,9 @@ class NativeLayers:
             form.eps,
             form.head_dim**-0.5,
             FEW_ROWS,
+            None if places is None else places.data_ptr(),
         )
-        return out
+        return [*kept.values(), out]
 
 
 def _fields(layer: LayerWeights) -> list[int]:

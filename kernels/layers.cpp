@@ -1,6 +1,8 @@
 // Layers of Llama's form, one after the other in one call: the operations that the other files define, with the bits
 // that they have when called one by one. A small model's step makes hundreds of them, and a call from Python costs more
 // than some of them take.
+#include <algorithm>
+
 #include "operations.h"
 #include "threads.h"
 
@@ -42,17 +44,18 @@ void add(float* x, const float* y, int64_t rows, int64_t width) {
 extern "C" {
 
 // hidden [tokens, width] passes through `count` layers, in place. `kv` are their pages; cu_q to slots are base.py's Batch;
-// cos and sin [tokens, dim / 2]; scratch holds tokens * (2 * width + qkv outs + heads * dim + 1.5 * up outs) floats.
+// cos and sin [tokens, dim / 2]; kept[i], if it and `kept` are not null, gets what enters the i-th layer. scratch holds tokens * (2 * width + qkv outs + heads * dim + 1.5 * up outs) floats.
 void verdraft_layers(const Layer* layers, int64_t count, const int64_t* kv, int64_t heads, float* hidden, float* scratch,
                      const int32_t* cu_q, const int32_t* seq_lens, const int32_t* parents, const int32_t* pages, int64_t pages_stride,
                      int64_t sequences, const int64_t* slots, const float* cos, const float* sin, int64_t tokens, float eps, float scale,
-                     int64_t few) {
+                     int64_t few, float* const* kept) {
   for (const Layer* layer = layers; layer < layers + count; ++layer, kv += kFieldsOfKV) {
     const int64_t width = layer->qkv.ins, kv_heads = kv[3], dim = kv[4], inner = layer->down.ins, row = layer->qkv.outs;
     float *normed = scratch, *middle = normed + tokens * width, *qkv = middle + tokens * width;
     float *attended = qkv + tokens * row, *gate_up = attended + tokens * heads * dim, *gated = gate_up + tokens * 2 * inner;
     float *k = qkv + heads * dim, *v = k + kv_heads * dim;
 
+    if (kept && kept[layer - layers]) std::copy_n(hidden, tokens * width, kept[layer - layers]);
     verdraft_rms_norm(hidden, width, layer->attention_norm, normed, tokens, width, eps);
     layer->qkv(normed, qkv, tokens, few);
     for (int64_t t = 0; t < tokens && layer->q_norm; ++t) {

@@ -33,7 +33,7 @@ SIGNATURES: Final = {
     "verdraft_silu_mul": (_P, _I, _P, _I, _I),
     "verdraft_linear": (_P, _I, _P, _P, _P, _I, _I, _I),
     "verdraft_block_linear": (_I, _P, _I, _P, _P, _P, _I, _I, _I),
-    "verdraft_layers": (_P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _I, _F, _F, _I),
+    "verdraft_layers": (_P, _I, _P, _I, _P, _P, _P, _P, _P, _P, _I, _I, _P, _P, _P, _I, _F, _F, _I, _P),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
     "verdraft_contenders": (_I, _I, _I, _P, _I, _F, _D, _P, _I),
 }

@@ -59,12 +59,24 @@ class Transformer:
         self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int
     ) -> Tensor:  # [T, hidden] -> [T, hidden]
         """Run layers [first, last) and write their KV; both ends are the plain residual stream (DESIGN section 4)."""
-        if self.fused is not None:
-            return self.fused(hidden, batch, pool, first, last)
+        if self.fused is not None and first < last:
+            return self.fused(hidden, batch, pool, first, last, ())[-1]
         place = self.positions.placing(batch.positions)
         for index in range(first, last):
             hidden = self.layers[index](hidden, batch, pool[index], place)
         return hidden
+
+    def streams(
+        self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int, taps: Sequence[int]
+    ) -> list[Tensor]:
+        """As `forward`; before what it gives, the streams that enter the layers `taps`, ascending in [first, last)."""
+        if self.fused is not None and first < last:
+            return self.fused(hidden, batch, pool, first, last, taps)
+        kept = []
+        for layer in taps:
+            hidden, first = self.forward(hidden, batch, pool, first, layer), layer
+            kept.append(hidden)
+        return [*kept, self.forward(hidden, batch, pool, first, last)]
 
     def move(self, pool: Sequence[LayerKV], sources: Tensor, targets: Tensor) -> None:
         """Copy the KV of the slots `sources` [N] to `targets` [N] in every layer; see Kernels.move."""

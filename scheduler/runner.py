@@ -86,13 +86,13 @@ class Runner:
         if not len(rows):
             return rows
         first, last = self.bounds[segment], self.bounds[segment + 1]
-        hidden, kept = self.stream(rows), []
-        for layer in taps:
-            if first <= layer < last or layer == last == self.bounds[-1]:
-                hidden, first = self.model.forward(hidden, batch, self.pool, first, layer), layer
-                kept.append(hidden)
-        hidden = self.model.forward(hidden, batch, self.pool, first, last)
-        return torch.cat((hidden, rows[:, hidden.shape[1] :], *kept), 1) if taps else hidden
+        if not taps:
+            return self.model.forward(self.stream(rows), batch, self.pool, first, last)
+        own = [layer for layer in taps if first <= layer < last]
+        *kept, hidden = self.model.streams(self.stream(rows), batch, self.pool, first, last, own)
+        if last == self.bounds[-1] == taps[-1]:
+            kept.append(hidden)
+        return torch.cat((hidden, rows[:, hidden.shape[1] :], *kept), 1)
 
     def _batch(self, plan: list[Work], owed: list[int]) -> Batch:
         """The last owed[i] tokens of each work as ragged metadata."""

@@ -97,6 +97,16 @@ def test_strided_rows_and_none(tiny_llama_path: Path) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("taps", [[], [0], [1], [0, 1]])
+def test_streams_between_layers_have_the_same_bits(tiny_llama_path: Path, taps: list[int]) -> None:
+    fused, single = load(tiny_llama_path)
+    rows = torch.randn(21, 64, generator=torch.Generator().manual_seed(0))
+    batch = batch_of([0], [21], [])
+    found, expected = (model.streams(rows, batch, model.new_pool(PAGES, PAGE), 0, 2, taps) for model in (fused, single))
+    assert len(found) == len(expected) == len(taps) + 1
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_backends_of_single_operations_do_without(tiny_llama_path: Path, tiny_model: Callable[..., Path]) -> None:
     torch_kernels = choose_kernels("torch", CPU, torch.float32)
     assert load_model(tiny_llama_path, torch_kernels, torch.float32, CPU).fused is None

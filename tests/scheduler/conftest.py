@@ -58,6 +58,15 @@ class HashModel:
             hidden = torch.tensor(hashes)[:, None]
         return hidden
 
+    def streams(
+        self, hidden: torch.Tensor, batch: Batch, pool: torch.Tensor, first: int, last: int, taps: Sequence[int]
+    ) -> list[torch.Tensor]:
+        kept = []
+        for layer in taps:
+            hidden, first = self.forward(hidden, batch, pool, first, layer), layer
+            kept.append(hidden)
+        return [*kept, self.forward(hidden, batch, pool, first, last)]
+
     def contexts(self, batch: Batch, layer_kv: torch.Tensor) -> Iterator[tuple[int, ...]]:
         for b in range(len(batch.seq_lens)):
             length = int(batch.seq_lens[b])
