@@ -79,11 +79,11 @@ class Rows:
 
 def load_rows(paths: Sequence[Path], layers: Sequence[int], target: Target) -> Rows:
     """All sequences of some shards (train/collect.py), judged by the target over its vocabulary."""
-    parts = [_load(path, layers, target) for path in paths]
-    return Rows(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Rows)))
+    columns = list(zip(*(_load(path, layers, target) for path in paths), strict=True))
+    return Rows(*(torch.cat(columns.pop(0)) for _ in fields(Rows)))  # popped: no column stays twice in memory
 
 
-def _load(path: Path, layers: Sequence[int], target: Target) -> Rows:
+def _load(path: Path, layers: Sequence[int], target: Target) -> tuple[Tensor, ...]:
     with safe_open(str(path), framework="pt") as shard:
         aux = torch.cat([shard.get_tensor(f"layer.{layer}") for layer in layers], -1)
         final, lse, argmax, following, own, sequence = (
@@ -93,7 +93,7 @@ def _load(path: Path, layers: Sequence[int], target: Target) -> Rows:
     judged = [_likely(part, some, target) for part, some in zip(final.split(CHUNK), lse.split(CHUNK), strict=True)]
     likely, shares = (torch.cat(column) for column in zip(*judged, strict=True))
     first = columns_of(target.token_ids, argmax)
-    return Rows(numbers, lengths, aux, final, following.long(), own, likely, shares, first)
+    return numbers, lengths, aux, final, following.long(), own, likely, shares, first
 
 
 @torch.no_grad()
