@@ -313,3 +313,14 @@ def test_bad_folders_are_named(
     damage(folder)
     with pytest.raises(ModelError, match=message):
         load_eagle(folder, deep, deep_llama_path)
+
+
+@pytest.mark.demo
+def test_a_head_for_the_demo_model_ships(demo_path: Path) -> None:
+    model = load_model(demo_path, TorchKernels(), torch.float32, CPU)
+    head = shipped_eagle(model, demo_path)
+    assert head is not None
+    assert head.config.aux_layers == (2, 15, 27)
+    with torch.inference_mode():
+        features = head.fuse(torch.randn(2, 3 * model.config.hidden_size))
+        assert np.isfinite(head.logits(features)).all()
