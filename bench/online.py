@@ -1,5 +1,6 @@
 """What online learning would bring on replayed answers: the predictor meets one workload, draft by draft."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,13 +22,14 @@ class Gain:
     fixed: float
     learning: float
     num_won: int
+    round_seconds: float  # of one core, for a round of learning
 
 
 def learning_gain(states: States, predictor: PayoffPredictor, numbers: Sequence[int]) -> Gain:
     """The answers with these `numbers`, one after the other, for the predictor as it is and for one that learns."""
     learner = OnlineLearner(predictor, lambda better: None)
     rows = np.flatnonzero(np.isin(states.answer, numbers))[::CYCLE]
-    fixed, learning = list[float](), list[float]()
+    fixed, learning, seconds = list[float](), list[float](), 0.0
     for first in range(0, len(rows), ROUND):
         chosen = rows[first : first + ROUND]
         fresh = Labelled(states.features[chosen], states.drafted[chosen], states.accepted[chosen])
@@ -35,5 +37,8 @@ def learning_gain(states: States, predictor: PayoffPredictor, numbers: Sequence[
         learning += losses(learner.champion, fresh).tolist()
         for features, drafted, accepted in zip(*fresh, strict=True):
             learner.add(LabelledState(features, int(drafted), int(accepted), 0.0))
+        began = time.thread_time()
         learner.improve()
-    return Gain(sum(fixed) / max(1, len(fixed)), sum(learning) / max(1, len(fixed)), learner.num_won)
+        seconds += time.thread_time() - began
+    num, rounds = max(1, len(fixed)), max(1, -(-len(rows) // ROUND))
+    return Gain(sum(fixed) / num, sum(learning) / num, learner.num_won, seconds / rounds)

@@ -198,7 +198,8 @@ def compare(states: States, machine: Machine, routers: dict[str, Router], number
 def _gains(states: States, predictor: PayoffPredictor, numbers: dict[str, list[int]]) -> Iterator[str]:
     for workload, chosen in numbers.items():
         gain = learning_gain(states, predictor, chosen)
-        yield f"{workload:14}{gain.fixed:9.3f}{gain.learning:9.3f}   {gain.num_won} times better"
+        learnt = f"{gain.num_won} times better, {1e3 * gain.round_seconds:.1f} ms a round"
+        yield f"{workload:14}{gain.fixed:9.3f}{gain.learning:9.3f}   {learnt}"
 
 
 def _table(outcomes: Outcomes, cell: Callable[[Outcome, Outcome], str]) -> list[str]:

@@ -147,6 +147,7 @@ def test_a_predictor_that_learns_meets_every_draft_before_it_learns_from_it() ->
     wrong = saying(0.0, 0.1)
     gain = learning_gain(many, wrong, range(300))
     assert gain.num_won > 0
+    assert gain.round_seconds > 0
     assert gain.learning < 0.97 * gain.fixed
     first = learning_gain(many, wrong, range(8))
     assert first.learning == first.fixed
