@@ -170,7 +170,7 @@ def _engine_config(settings: Settings, model: Transformer, eagle: EagleHead | No
         max_num_seqs=settings.max_num_seqs,
         max_queue=settings.max_queue,
         max_batch_tokens=settings.max_batch_tokens or max(256, 2 * settings.max_num_seqs),
-        speculation="suffix" if settings.speculation == "auto" else settings.speculation,
+        speculation="hybrid" if settings.speculation == "auto" else settings.speculation,
         eagle=_eagle_draft(settings.eagle_draft),
         router=settings.router,
         eos_token_ids=model.config.eos_token_ids,
