@@ -30,7 +30,10 @@ from verdraft.spec.spending import CostTable
 
 logger = logging.getLogger("verdraft.eagle")
 
-MOST_WAITING = 256  # rows of one sequence that wait for the drafter
+MOST_WAITING = (
+    64  # rows of one sequence that wait for the drafter: with 256 it was asked later and not right more often
+)
+USUALLY_WAITING = 3  # rows from one draft to the next; more are an expense that later drafts do not have, so no price
 UNKNOWN_AFTER = 32  # chances to draft that were left unused; by then the text may be another kind
 
 
@@ -117,7 +120,7 @@ class EagleDrafter:
         offers = {i: seq.eagle for i, seq in enumerate(decoding) if rooms[i] > 0 and seq.eagle and _is_followed(seq)}
         if not offers:
             return []
-        waiting = round(fmean(_num_waiting(decoding[i]) for i in offers))
+        waiting = round(fmean(min(_num_waiting(decoding[i]), USUALLY_WAITING) for i in offers))
         levels = fmean(payback.levels for payback in offers.values()) - 1 if self._weighed else 0
         arm = Arm(
             "eagle",
