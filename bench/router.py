@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from verdraft.bench.online import learning_gain
+from verdraft.bench.online import learning_gain, prediction_seconds
 from verdraft.bench.prompts import DataError, token_classes
 from verdraft.bench.routers import (
     Machine,
@@ -64,6 +64,7 @@ def main() -> None:
     for title, cell in VIEWS:
         print("\n".join(["", title, *_table(outcomes, cell)]))
     print(PAPER)
+    print(", ".join(f"{1e6 * prediction_seconds(states, predictor, n):.0f} us to judge {n}" for n in (1, 16)), "drafts")
     print("\n".join(["", "loss of predictions, fixed and learning online", *_gains(states, predictor, numbers)]))
 
 

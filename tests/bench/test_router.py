@@ -129,6 +129,7 @@ def test_the_command_prints_every_router_by_workload(
     monkeypatch.setattr(sys, "argv", ["router", *map(str, flags)])
     main()
     said = capsys.readouterr().out
+    assert "us to judge 16 drafts" in said
     assert "passes: 1: 10.0 ms, 11: 20.0 ms" in said
     assert "1.00 ms a token; its first 1, 2, .. are right with 0.50, 0.25" in said
     rows = [line.split() for line in said.split("cycles per 1,000 tokens\n")[1].split("\n")[:4]]
