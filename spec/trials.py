@@ -2,12 +2,11 @@
 
 SHARE = 0.005  # of the time that may be lost on trials
 FIRST = 1.0  # steps that may be lost before any time went by
-MOST = 4.0  # steps that may be saved up, or lost on credit
-CHEAP = 0.5  # steps that a trial on credit may lose
+MOST = 4.0  # steps that may be saved up, or owed
 
 
 class Trials:
-    """An account of time, in steps without any draft. Trials that somebody asked for may overdraw it."""
+    """An account of time, in steps without any draft. Trials that somebody asked for by name overdraw it."""
 
     def __init__(self) -> None:
         self.steps = FIRST
@@ -17,9 +16,8 @@ class Trials:
         self.steps = min(MOST, self.steps + SHARE)
 
     def may_spend(self, steps: float, must: bool = False) -> bool:
-        """Whether a trial that loses so much is affordable, on credit a cheap one that `must` be; if so, pay for it."""
-        on_credit = must and steps <= min(CHEAP, self.steps + MOST)
-        if steps > self.steps and not on_credit:
+        """Whether a trial that loses so much is affordable, or `must` be; if so, pay for it."""
+        if steps > self.steps and not must:
             return False
-        self.steps -= steps
+        self.steps = max(-MOST, self.steps - steps)
         return True
