@@ -42,6 +42,15 @@ def asked(server: RunningServer, **body: Any) -> httpx.Response:
     return httpx.post(server.url + COMP, json=TALE | body, headers=headers, timeout=120, trust_env=False)
 
 
+def log_with(server: RunningServer, response_id: str) -> list[str]:
+    """Lines of the log once one of them tells of that response, which may be a moment after its client has it."""
+    deadline = time.monotonic() + 30
+    while response_id not in server.log.read_text():
+        assert time.monotonic() < deadline, "the log never told of the response"
+        time.sleep(0.05)
+    return list(server.log.read_text().splitlines())
+
+
 @pytest.mark.parametrize("kind", ["raise", "nan"])
 def test_a_fault_is_its_request_s_own(watched: RunningServer, kind: str) -> None:
     alone = asked(watched).json()["choices"][0]["token_ids"]
@@ -63,7 +72,7 @@ def test_nothing_goes_out_and_no_secret_into_the_log(watched: RunningServer) -> 
     assert refused.status_code == 401
     assert asked(watched, temperature=9).status_code == 400
     answer = asked(watched)
-    lines = watched.log.read_text().splitlines()
+    lines = log_with(watched, answer.json()["id"])
     assert [line for line in lines if line.startswith("OUTBOUND")] == ["OUTBOUND socket.connect"]
     records = [json.loads(line) for line in lines if not line.startswith("OUTBOUND")]
     last = next(record for record in records if record.get("response_id") == answer.json()["id"])
