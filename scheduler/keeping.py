@@ -24,13 +24,15 @@ class SuffixKeeper:
         self._thread = threading.Thread(target=self._run, name="verdraft-suffix-keeper", daemon=True)
 
     def read(self, vocab_size: int) -> None:
-        """Fill the stores from the file; before start(). One that does not fit is left alone until it is replaced."""
+        """Fill the stores from the file; before start(). One that does not fit is moved aside, not written over."""
         if not self._file.exists():
             return
         try:
             read_stores(self._file, self._model, vocab_size, self._stores)
         except SuffixFileError as error:
-            logger.warning("%s; starting without it", error)
+            aside = self._file.with_name(self._file.name + ".unread")
+            logger.warning("%s; starting without it, and moving it to %s", error, aside)
+            self._file.replace(aside)
         else:
             logger.info("%d tokens of finished answers from %s", self._stores.num_tokens, self._file)
 

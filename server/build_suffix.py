@@ -12,10 +12,10 @@ from verdraft.server.settings import Settings, SettingsError
 def keepers(engine: Engine, vocab_size: int, settings: Settings, model: Path) -> tuple[SuffixKeeper, ...]:
     """The thread that keeps the engine's stores, which are filled from its file; none when nobody asked for it.
     Raises SettingsError."""
-    file = settings.suffix_cache
-    if file is None:
+    if settings.suffix_cache is None:
         return ()
-    if not file.parent.is_dir() or file.is_dir():
+    file = settings.suffix_cache.resolve()  # what a link names is written, not the link
+    if not file.parent.is_dir() or (file.exists() and not file.is_file()):
         raise SettingsError(f"--suffix-cache: expected a file in a folder that exists, got {str(file)!r}")
     keeper = SuffixKeeper(engine.drafting.stores, file, model_key(model))
     keeper.read(vocab_size)

@@ -182,6 +182,11 @@ def _sampling(modes: Sequence[str]) -> Schema:
 FUNCTION = _body(["name"], {"name": {"type": "string", "minLength": 1}, "parameters": _optional("object")})
 TOOL = _body(["type", "function"], {"type": {"const": "function"}, "function": FUNCTION})
 MESSAGE = _body(["role", "content"], {"role": {"enum": list(parse_chat.ROLES)}, "content": TEXT})
+VARIABLES = _optional(
+    "object",
+    additionalProperties={"type": ["boolean", "number", "string", "null"]},
+    propertyNames={"not": {"enum": list(parse_chat.OWN_VARIABLES)}},
+)
 CHAT: Schema = {
     "messages": _array(MESSAGE, minItems=1),
     "max_completion_tokens": COUNT,
@@ -194,11 +199,7 @@ CHAT: Schema = {
     "response_format": _optional("object", properties={"type": {"enum": ["text", "json_object", "json_schema"]}}),
     "add_generation_prompt": BOOLEAN,
     "continue_final_message": BOOLEAN,
-    "chat_template_kwargs": _optional(
-        "object",
-        additionalProperties={"type": ["boolean", "number", "string", "null"]},
-        propertyNames={"not": {"enum": list(parse_chat.OWN_VARIABLES)}},
-    ),
+    "chat_template_kwargs": VARIABLES,
 }
 ID_PROMPT = _array(IDS, minItems=1)
 PROMPT_TEXT: Schema = {"type": "string", "minLength": 1}
@@ -217,6 +218,7 @@ RESPONSES: Schema = {
     "top_p": _optional("number", exclusiveMinimum=0, maximum=1),
     "metadata": METADATA,
     "stream": BOOLEAN,
+    "chat_template_kwargs": VARIABLES,
 }
 TURN = _body(["role", "content"], {"role": {"enum": ["user", "assistant"]}, "content": TEXT})
 MESSAGES: Schema = {
@@ -229,6 +231,7 @@ MESSAGES: Schema = {
     "temperature": _optional("number", minimum=0, maximum=1),
     "stop_sequences": {"anyOf": [{"type": "null"}, _array(STOP_STRING, maxItems=MAX_STOPS)]},
     "stream": BOOLEAN,
+    "chat_template_kwargs": VARIABLES,
 }
 TOKENIZE: Schema = {
     "model": _optional("string"),

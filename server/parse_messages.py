@@ -20,7 +20,7 @@ from verdraft.server.fields import (
     text_content,
 )
 from verdraft.server.json_form import JsonForm, Place
-from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools
+from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools, parse_variables
 from verdraft.server.parse_common import EXTENSIONS, parse_max_tokens, parse_model, parse_options, parse_stop
 from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits, Message
 
@@ -78,6 +78,7 @@ def _prompt(body: Fields) -> ChatPrompt:
         forced=forced_tools(tools),
         add_generation_prompt=not continued,
         continue_final_message=continued,
+        variables=parse_variables(body),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from verdraft.server.errors import invalid_type, invalid_value, missing, shown, unsupported_parameter
 from verdraft.server.fields import Fields, array, boolean, obj, only, required_string, string
 from verdraft.server.json_form import ANY_OBJECT, JsonForm, Place
-from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools
+from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools, parse_variables
 from verdraft.server.parse_common import EXTENSIONS, check_metadata, parse_max_tokens, parse_model, parse_options
 from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits
 from verdraft.server.responses_input import parse_input
@@ -33,7 +33,12 @@ def parse_responses_body(body: Fields, limits: Limits) -> ResponsesRequest:
     instructions = string(body, "instructions", "")
     system = [{"role": "system", "content": instructions}] if instructions else []
     tools = {"tools": _tools(body), "tool_choice": _tool_choice(body)}
-    prompt = ChatPrompt(messages=(*system, *parse_input(body)), tools=offered_tools(tools), forced=forced_tools(tools))
+    prompt = ChatPrompt(
+        messages=(*system, *parse_input(body)),
+        tools=offered_tools(tools),
+        forced=forced_tools(tools),
+        variables=parse_variables(body),
+    )
     options = _options(body, limits)
     chat = ChatRequest(model=model, prompt=prompt, options=options, form=form_of_answer(_format(body), prompt))
     return ResponsesRequest(chat, _shown(body, options))

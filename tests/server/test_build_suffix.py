@@ -54,7 +54,7 @@ def test_a_file_is_written_meanwhile_and_read_again(
     assert [again.of(salt).propose(PROMPT, 4).tokens for salt in ("", "tenant", "x")] == [(20, 21, 22, 23)] * 2 + [()]
 
 
-def test_a_damaged_file_is_ignored_with_a_warning_and_replaced(
+def test_a_damaged_file_is_moved_aside_with_a_warning(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "answers"
@@ -62,6 +62,7 @@ def test_a_damaged_file_is_ignored_with_a_warning_and_replaced(
     with caplog.at_level(logging.WARNING, logger="verdraft.suffix"):
         engine, (keeper,) = build(model, file)
     assert "starting without it" in caplog.text
+    assert (tmp_path / "answers.unread").read_bytes() == b"\0" * 100
     engine.drafting.stores.of("").add(PROMPT, ANSWER)
     keeper.write()
     assert build(model, file)[0].drafting.stores.num_tokens > 0
@@ -76,7 +77,15 @@ def test_what_cannot_be_written_is_logged_and_nothing_more(
     assert "cannot be kept" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["nowhere/answers", "."])
+def test_a_link_stays_a_link(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "answers")
+    engine, (keeper,) = build(model, tmp_path / "link")
+    engine.drafting.stores.of("").add(PROMPT, ANSWER)
+    keeper.write()
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "answers").is_file()
+
+
+@pytest.mark.parametrize("name", ["nowhere/answers", ".", "/dev/null"])
 def test_a_place_that_cannot_be_is_refused(model: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match="--suffix-cache"):
         build(model, tmp_path / name)
