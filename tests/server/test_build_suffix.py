@@ -82,7 +82,8 @@ def test_a_link_stays_a_link(model: Path, tmp_path: Path) -> None:
     engine, (keeper,) = build(model, tmp_path / "link")
     engine.drafting.stores.of("").add(PROMPT, ANSWER)
     keeper.write()
-    assert (tmp_path / "link").is_symlink() and (tmp_path / "answers").is_file()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "answers").is_file()
 
 
 @pytest.mark.parametrize("name", ["nowhere/answers", ".", "/dev/null"])
