@@ -12,6 +12,7 @@ from verdraft.kernels.base import Kernels
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.eagle import EagleHead
 from verdraft.model.eagle_file import load_eagle, shipped_eagle
+from verdraft.model.errors import ModelError
 from verdraft.model.exit_file import load_exits, shipped_exits
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
@@ -133,15 +134,23 @@ def _exits(settings: Settings, model: Transformer, path: Path) -> Exits:
         return Exits()
     if settings.exits == "auto":
         return shipped_exits(model, path)
-    if layers := re.fullmatch(r"(\d+),(\d+)", settings.exits):
-        return own_exits(model, (int(layers[1]), int(layers[2])))
-    return load_exits(Path(settings.exits), model, path)
+    try:
+        if layers := re.fullmatch(r"(\d+),(\d+)", settings.exits):
+            return own_exits(model, (int(layers[1]), int(layers[2])))
+        return load_exits(Path(settings.exits), model, path)
+    except ModelError as error:
+        raise SettingsError(f"--exits: {error}") from error
 
 
 def _eagle(settings: Settings, model: Transformer, path: Path) -> EagleHead | None:
     if settings.eagle == "none":
         return None
-    return shipped_eagle(model, path) if settings.eagle == "auto" else load_eagle(Path(settings.eagle), model, path)
+    if settings.eagle == "auto":
+        return shipped_eagle(model, path)
+    try:
+        return load_eagle(Path(settings.eagle), model, path)
+    except ModelError as error:
+        raise SettingsError(f"--eagle: {error}") from error
 
 
 def _eagle_draft(text: str) -> DraftShape:

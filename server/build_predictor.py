@@ -28,6 +28,8 @@ def _predictor(settings: Settings) -> PayoffPredictor:
     if settings.predictor == "auto":
         return load_predictor()
     file = Path(settings.predictor)
+    if file.exists() and not file.is_file():
+        raise SettingsError(f"--predictor: expected auto, none or a file, got {str(file)!r}")
     if settings.learning == "on":
         return last_predictor(file, load_predictor())
     try:

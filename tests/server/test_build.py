@@ -10,7 +10,6 @@ import pytest
 from verdraft.kernels.base import KernelUnavailable
 from verdraft.model.eagle import EagleConfig
 from verdraft.model.eagle_file import save_eagle
-from verdraft.model.errors import ModelError
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import SourceStats, SpecStats, Summary, Timing
 from verdraft.scheduler.params import SamplingParams
@@ -78,7 +77,7 @@ def test_an_eagle_head_gives_one_more_mode(
 def test_a_model_without_a_head_has_no_such_mode(deep_llama_path: Path) -> None:
     with pytest.raises(SettingsError, match="--speculation: eagle needs an EAGLE3 head"):
         build(deep_llama_path, speculation="eagle")
-    with pytest.raises(ModelError, match=r"config\.json"):
+    with pytest.raises(SettingsError, match=r"--eagle: .*config\.json"):
         build(deep_llama_path, eagle="nowhere")
 
 
@@ -107,7 +106,7 @@ def test_a_pool_that_does_not_fit_is_refused(tiny_llama_path: Path) -> None:
 
 @pytest.mark.parametrize("exits", ["2,1", "0,2", "1,4", "nowhere"])
 def test_exits_that_cannot_be(deep_llama_path: Path, exits: str) -> None:
-    with pytest.raises(ModelError, match="exit"):
+    with pytest.raises(SettingsError, match=r"--exits: .*exit"):
         build(deep_llama_path, exits=exits)
 
 

@@ -62,6 +62,11 @@ def test_a_file_is_read_and_goes_on_being_written(model: Path, tmp_path: Path) -
     assert engine.drafting.estimates.predictor.layers[0].weight.shape[1] == 8
 
 
+def test_a_folder_is_no_file(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--predictor: expected auto, none or a file"):
+        build(model, predictor=str(tmp_path))
+
+
 def test_a_file_that_nobody_will_write_must_be_whole(model: Path, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"--predictor: .*none\.safetensors holds no readable predictor"):
         build(model, predictor=str(tmp_path / "none.safetensors"), learning="off")
