@@ -22,9 +22,10 @@ from verdraft.scheduler.request import Group, Request
 logger = logging.getLogger("verdraft.engine")
 
 STUCK_SECONDS = 10.0  # work but no step for this long: the engine is stuck (HTTP contract, section 2)
+FAILED_STEPS = 8  # in a row, with nothing that came out well in between: no later one is expected to do better
 
 Command = Callable[[], list[Output]]
-Health = Literal["ok", "dead", "stuck"]
+Health = Literal["ok", "dead", "stuck", "failing"]
 
 
 class SequenceStream:
@@ -101,6 +102,7 @@ class AsyncEngine:
         self._closed = threading.Event()
         self._ended = False
         self._progress = time.monotonic()
+        self._num_failed = 0  # steps since the last that brought any sequence on
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
@@ -172,11 +174,12 @@ class AsyncEngine:
         return self.engine.counters()
 
     def health(self) -> Health:
-        """Whether the thread lives and, when it has work, makes steps."""
+        """Whether the thread lives and, when it has work, makes steps that do not all fail."""
         if self._ended:
             return "dead"
-        busy = bool(self._streams)
-        return "stuck" if busy and time.monotonic() - self._progress > STUCK_SECONDS else "ok"
+        if self._streams and time.monotonic() - self._progress > STUCK_SECONDS:
+            return "stuck"
+        return "failing" if self._num_failed >= FAILED_STEPS else "ok"
 
     def _deliver(self, outputs: list[Output]) -> None:
         for request, piece in outputs:
@@ -234,10 +237,14 @@ class AsyncEngine:
     def _step(self) -> list[Output]:
         """An error here is not any one sequence's fault: it ends those that run and leaves the engine going."""
         try:
-            return self.engine.step()
+            outputs = self.engine.step()
+            failed = all(piece.error_code == "internal_error" for _, piece in outputs)
         except Exception:
             logger.exception("a step failed")
-            return self.engine.fail_all()
+            outputs, failed = self.engine.fail_all(), True
+        if outputs:  # without any, a step has only computed a part of prompts
+            self._num_failed = self._num_failed + 1 if failed else 0
+        return outputs
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:

@@ -193,8 +193,9 @@ class Engine:
         return [(seq.request, piece) for seq, piece in pieces]
 
     def fail_all(self) -> list[Output]:
-        """After an error outside any one sequence's work: end everything that runs, keep what waits."""
-        pieces = [(seq, self._committer.end(seq, "error")) for seq in list(self.scheduler.running)]
+        """After an error outside any one sequence's work: end everything that runs, or that waits when nothing runs."""
+        failed = list(self.scheduler.running) or list(self.scheduler.waiting)
+        pieces = [(seq, self._committer.end(seq, "error")) for seq in failed]
         return self._forget([(seq, replace(piece, error_code="internal_error")) for seq, piece in pieces])
 
     # ---- around it

@@ -49,6 +49,10 @@ def engine_stuck() -> ApiError:
     return unavailable("engine_stuck", "the engine has work but makes no progress")
 
 
+def engine_failing() -> ApiError:
+    return unavailable("engine_stuck", "the engine's last steps have all failed; a request that succeeds ends this")
+
+
 def refused(error: EngineError, param: str, max_model_len: int) -> ApiError:
     """What a client is told when the engine does not admit a request; `param` is `messages` or `prompt`."""
     match error:

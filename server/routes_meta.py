@@ -15,7 +15,7 @@ from verdraft.server.metrics import CONTENT_TYPE, Metrics
 from verdraft.server.openapi import description
 from verdraft.server.parse_completion import parse_abort, parse_detokenize, parse_tokenize
 from verdraft.server.requests import Limits
-from verdraft.server.responses import JsonResponse, engine_dead, engine_stuck
+from verdraft.server.responses import JsonResponse, engine_dead, engine_failing, engine_stuck
 from verdraft.server.service import Service, Text
 
 T = TypeVar("T")
@@ -47,12 +47,14 @@ class MetaRoutes:
         ]
 
     async def health(self) -> Response:
-        """200 while the engine makes progress, draining or not."""
+        """200 while the engine makes progress and not every step fails, draining or not."""
         match self.lifecycle.loaded().engine.health():
             case "dead":
                 raise engine_dead()
             case "stuck":
                 raise engine_stuck()
+            case "failing":
+                raise engine_failing()
         return JsonResponse({"status": "ok"})
 
     async def ready(self) -> Response:

@@ -5,19 +5,44 @@ Nothing heavy is imported here, so that `verdraft --help` is quick.
 
 import argparse
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import yaml
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 PREFIX = "VERDRAFT_"
 
 
+# What a value must be, by pydantic's name of the problem and with its figures.
+EXPECTED = {
+    "bool_parsing": "must be true or false",
+    "extra_forbidden": "there is no such setting",
+    "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_parsing": "must be an integer",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+}
+
+
 class SettingsError(Exception):
     """An unknown flag, a value out of range or a contradiction; the message is one line that names it."""
+
+
+def _draft_shape(text: str) -> str:
+    if not re.fullmatch(r"[1-9][0-9]?(,[1-9][0-9]?,[1-9][0-9]{0,2})?", text):
+        raise ValueError(
+            "must be DEPTH, or DEPTH,TOPK,TOKENS, whole numbers from 1 to 99, 99 and 999; for example 4, or 4,4,16"
+        )
+    return text
 
 
 class Settings(BaseSettings):
@@ -27,7 +52,9 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, extra="forbid", frozen=True, env_ignore_empty=True, protected_namespaces=()
     )
 
-    model: Annotated[str | None, Field(description="folder, hub id or .gguf file; the demo model when left out")] = None
+    model: Annotated[
+        str | None, Field(min_length=1, description="folder, hub id or .gguf file; the demo model when left out")
+    ] = None
     served_model_name: Annotated[
         str | None, Field(min_length=1, description="the model's name for clients; default: the folder's name")
     ] = None
@@ -78,10 +105,8 @@ class Settings(BaseSettings):
     ] = "auto"
     eagle_draft: Annotated[
         str,
-        Field(
-            pattern=r"^[1-9][0-9]?(,[1-9][0-9]?,[1-9][0-9]{0,2})?$",
-            description="what an EAGLE3 head drafts: chains of DEPTH tokens, or trees: DEPTH,TOPK,TOKENS",
-        ),
+        AfterValidator(_draft_shape),
+        Field(description="what an EAGLE3 head drafts: chains of DEPTH tokens, or trees: DEPTH,TOPK,TOKENS"),
     ] = "4"
     predictor: Annotated[
         str,
@@ -230,7 +255,9 @@ def _one_line(error: ValidationError) -> str:
     parts = []
     for problem in error.errors(include_url=False, include_input=False):
         name = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
+        plain = problem["msg"].removeprefix("Value error, ")
+        expected = EXPECTED.get(problem["type"])
+        message = expected.format_map(problem.get("ctx", {})) if expected else plain
         parts.append(f"{flag(name)}: {message}" if name else message)
     return "; ".join(parts)
 

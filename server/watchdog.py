@@ -25,7 +25,9 @@ async def watch(engine: Watched, thread_name: str = "verdraft-engine") -> None:
         now = engine.health()
         if now == "stuck" != before:
             logger.error("the engine has work but makes no progress; its thread is here:\n%s", _where(thread_name))
-        elif now == "ok" and before == "stuck":
+        elif now == "failing" != before:
+            logger.error("every step of the engine fails")
+        elif now == "ok" != before:
             logger.warning("the engine makes progress again")
         before = now
         await asyncio.sleep(LOOK_SECONDS)

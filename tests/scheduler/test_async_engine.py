@@ -114,6 +114,29 @@ async def test_an_error_outside_any_sequence_fails_the_step_and_no_more(start, m
     assert (await _collect(stream))[-1].finish == "length"
 
 
+@pytest.mark.parametrize("place", ["pass", "schedule"])
+async def test_an_engine_whose_every_step_fails_says_so_until_one_succeeds(start, make_request, monkeypatch, place):
+    """Such a server used to call itself healthy; one that failed before any sequence ran never ended a request."""
+    bridge = await start()
+    failing = {"pass": (bridge.engine, "_pass"), "schedule": (bridge.engine.scheduler, "schedule")}
+
+    async def ask():
+        (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=3, ignore_eos=True)])
+        return (await _collect(stream))[-1].error_code
+
+    with monkeypatch.context() as broken:
+        broken.setattr(*failing[place], lambda *_: 1 / 0)
+        found = []
+        for _ in range(async_engine.FAILED_STEPS):
+            found.append(bridge.health())
+            assert await ask() == "internal_error"
+        assert set(found) == {"ok"}
+        assert bridge.health() == "failing"
+    assert await ask() is None
+    assert bridge.health() == "ok"
+    bridge.engine.check_integrity()
+
+
 async def test_what_cannot_be_added_fails_alone(start, make_request):
     """An error there once ended the engine's thread, and with it every other request."""
     bridge = await start()

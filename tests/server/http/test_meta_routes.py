@@ -34,12 +34,14 @@ async def test_before_the_model_is_loaded(stage: Any) -> None:
         assert (await s.client.get("/version")).status_code == 200
 
 
-@pytest.mark.parametrize("state", ["dead", "stuck"])
-async def test_health_tells_the_truth(stage: Any, state: str) -> None:
+@pytest.mark.parametrize(
+    ("state", "code"), [("dead", "engine_dead"), ("stuck", "engine_stuck"), ("failing", "engine_stuck")]
+)
+async def test_health_tells_the_truth(stage: Any, state: str, code: str) -> None:
     async with stage() as s:
         assert (await s.client.get("/health")).json() == {"status": "ok"}
         s.engine.state = state
-        assert error_of(await s.client.get("/health")) == (503, f"engine_{state}")
+        assert error_of(await s.client.get("/health")) == (503, code)
 
 
 async def test_unknown_paths_and_methods(stage: Any) -> None:

@@ -81,6 +81,30 @@ def test_refusals_are_one_line_and_code_2(flags: list[str], named: str, capsys: 
     assert named in printed
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--eagle-draft", "4,4"], "must be DEPTH, or DEPTH,TOPK,TOKENS"),
+        (["--eagle-draft", "0"], "must be DEPTH, or DEPTH,TOPK,TOKENS"),
+        (["--max-queue", "many"], "must be an integer"),
+        (["--port", "65536"], "must be at most 65535"),
+        (["--kv-blocks", "1"], "must be at least 2"),
+        (["--memory-fraction", "0"], "must be more than 0"),
+        (["--drain-timeout", "soon"], "must be a number"),
+        (["--drain-timeout", "inf"], "must be a finite number"),
+        (["--deterministic", "perhaps"], "must be true or false"),
+        (["--learning", "yes"], "must be 'on' or 'off'"),
+        (["--host", ""], "must not be empty"),
+        (["--api-key", ""], "must not be empty"),
+        ([""], "must not be empty"),
+    ],
+)
+def test_a_refusal_says_what_was_expected(flags: list[str], expected: str) -> None:
+    """One of them used to print a regular expression."""
+    with pytest.raises(SettingsError, match=expected):
+        parse_flags(flags)
+
+
 @pytest.mark.parametrize("text", ["max_queu: 1\n", "[1, 2]", "a: [", "max_queue: many\n"])
 def test_bad_files(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.yaml"

@@ -30,14 +30,15 @@ async def test_what_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     engine = Moody()
     engine.thread.start()
     watching = asyncio.create_task(watch(engine, "a-moody-engine"))
-    for state in ("ok", "stuck", "ok", "dead"):
+    for state in ("ok", "stuck", "ok", "failing", "ok", "dead"):
         engine.state = state
         await asyncio.sleep(0.1)
     watching.cancel()
     engine.end.set()
     engine.thread.join()
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2
+    assert len(lines) == 4
     assert "no progress" in lines[0]
     assert "in linger" in lines[0]
-    assert "progress again" in lines[1]
+    assert "every step" in lines[2]
+    assert all("progress again" in lines[place] for place in (1, 3))
