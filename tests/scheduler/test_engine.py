@@ -233,10 +233,11 @@ class Breaks:
         self._did("propose", 0)
         return EMPTY
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        self._did("stop", 0)
 
 
-@pytest.mark.parametrize("method", ["push", "extend", "propose"])
+@pytest.mark.parametrize("method", ["push", "extend", "propose", "stop"])
 def test_a_request_whose_helpers_fail_harms_no_other(make_engine, drain, make_request, method):
     """Such an error once ended every running request, and lost tokens that were committed in the same step."""
     answer = plain(make_engine, drain, make_request, PROMPT, max_tokens=12, ignore_eos=True)
@@ -247,9 +248,22 @@ def test_a_request_whose_helpers_fail_harms_no_other(make_engine, drain, make_re
     engine.add(make_request("other", PROMPT, max_tokens=12, ignore_eos=True))
     found = drain(engine)
     assert found["good"].tokens == found["other"].tokens == answer
-    assert found["bad"].finish == ("length" if method == "propose" else "error")
-    assert found["bad"].tokens == answer[: len(found["bad"].tokens)]
-    assert len(found["bad"].tokens) == (12 if method == "propose" else 2)
+    lost = method in ("push", "extend")  # the other methods only draft
+    assert found["bad"].finish == ("error" if lost else "length")
+    assert found["bad"].tokens == answer[: 2 if lost else 12]
+
+
+def test_an_abort_comes_through_whatever_the_draft_source_does(make_engine, drain, make_request):
+    """An error in stop() once left the aborted request among those that run, and its client without an end."""
+    engine = make_engine(drafter_factory=lambda request: Breaks("stop"))
+    request = make_request("bad", PROMPT, max_tokens=12, ignore_eos=True)
+    engine.add(request)
+    while engine.counters().generation_tokens < 4:
+        engine.step()
+    [(ended, piece)] = engine.abort(request)
+    assert (ended, piece.finish) == (request, "abort")
+    assert not engine.has_work
+    assert engine.abort(request) == []
 
 
 def test_forced_preemption_changes_nothing(make_engine, drain, make_request):
