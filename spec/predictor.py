@@ -4,6 +4,7 @@ An MLP of two hidden layers with ReLU on numpy. Its outputs are the mean accepte
 of the first LENGTHS tokens: P(token l is right | all before it are), whose products are the survival P(accepted >= l).
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,14 @@ from safetensors.numpy import save_file
 
 from verdraft.spec.features import FEATURES, Floats
 
-FORMAT = 1
+FORMAT = 2
 LENGTHS = 16  # survival is predicted for 1 .. LENGTHS tokens
 HIDDEN = 256
 MEAN_UNIT = 8.0  # tokens: the mean leaves the network in this unit, so that both losses are of one size
 _ALONE, _ROWS = 1 << 18, 16  # multiplications that OpenBLAS does on one thread
 SHIPPED = Path(__file__).parent / "predictor.safetensors"
+
+Tensors = dict[str, NDArray[Any]]
 
 
 class PredictorError(Exception):
@@ -71,10 +74,11 @@ class PayoffPredictor:
 
     def save(self, path: Path) -> None:
         """One file, whole or not at all; half precision but for the normalisation."""
-        tensors: dict[str, NDArray[Any]] = {"shift": self.shift, "scale": self.scale}
+        tensors: Tensors = {"shift": self.shift, "scale": self.scale}
         for i, layer in enumerate(self.layers):
             tensors |= {f"{i}.weight": _half(layer.weight), f"{i}.bias": _half(layer.bias)}
         about = {"format": str(FORMAT), "features": json.dumps(FEATURES), "record": json.dumps(self.record)}
+        about["sha256"] = _digest(tensors, about)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".partial")
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, partial, about)
@@ -86,11 +90,14 @@ def load_predictor(path: Path = SHIPPED) -> PayoffPredictor:
     try:
         with safe_open(path, "np") as file:
             about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+            stored: Tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, ValueError) as error:
         raise PredictorError(f"{path} holds no readable predictor: {error}") from error
     if about.get("format") != str(FORMAT) or about.get("features") != json.dumps(FEATURES):
         raise PredictorError(f"{path} was made by another version of verdraft: train it anew")
+    if about.pop("sha256", "") != _digest(stored, about):
+        raise PredictorError(f"{path} is damaged: its numbers are not those that were saved")
+    tensors = {name: tensor.astype(np.float32) for name, tensor in stored.items()}
     try:
         layers = [Layer(tensors[f"{i}.weight"], tensors[f"{i}.bias"]) for i in range(3)]
         found = PayoffPredictor(tensors["shift"], tensors["scale"], (layers[0], layers[1], layers[2]), _record(about))
@@ -145,6 +152,14 @@ def path_probs(survival: Floats, length: int) -> tuple[float, ...]:  # survival 
 
 def _half(values: Floats) -> NDArray[np.float16]:
     return np.clip(values, -65504, 65504).astype(np.float16)
+
+
+def _digest(tensors: Tensors, about: Mapping[str, str]) -> str:
+    """SHA-256 of every name, number and remark of a file."""
+    found = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tensor.shape} ".encode() + np.ascontiguousarray(tensor).tobytes())
+    return found.hexdigest()
 
 
 def _record(about: Mapping[str, str]) -> dict[str, Any]:

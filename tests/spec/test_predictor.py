@@ -68,7 +68,7 @@ def test_a_file_brings_the_predictor_back_in_half_precision(tmp_path: Path) -> N
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["p.safetensors"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "cut", "text", "shape", "nan", "version"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "text", "shape", "nan", "version", "bit"])
 def test_a_file_that_is_no_predictor_is_named(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path, made = tmp_path / "p.safetensors", make()
     if damage == "version":
@@ -82,6 +82,10 @@ def test_a_file_that_is_no_predictor_is_named(tmp_path: Path, damage: str, monke
     monkeypatch.undo()
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-100])
+    if damage == "bit":  # of one number, which stays a finite one
+        whole = bytearray(path.read_bytes())
+        whole[-1] ^= 1
+        path.write_bytes(whole)
     if damage == "text":
         path.write_text("no tensors")
     with pytest.raises(PredictorError, match=r"p\.safetensors"):
