@@ -36,8 +36,16 @@ def describe(config: EagleConfig, vocab_size: int, num_ids: int) -> dict[str, An
         "fc_norm": config.fc_norm,
         "norm_before_fc": config.norm_before_fc,
         "norm_output": config.norm_output,
-        "eagle_config": {"use_aux_hidden_state": True, AUX: [layer - 1 for layer in config.aux_layers]},
+        **_described_aux(config.aux_layers),
     }
+
+
+def _described_aux(layers: tuple[int, int, int]) -> dict[str, Any]:
+    """Where `_aux_layers` finds them. No layer's output is the embedding, so a head that reads that gets the numbers of
+    inputs (as speculators writes them)."""
+    outputs = {AUX: [layer - 1 for layer in layers]} if min(layers) > 0 else {}
+    inputs = {} if outputs else {AUX: list(layers)}
+    return {"eagle_config": {"use_aux_hidden_state": True, **outputs}, **inputs}
 
 
 def is_speculators(fields: Fields) -> bool:

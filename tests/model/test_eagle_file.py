@@ -216,6 +216,21 @@ def test_our_own_leave_the_projection_to_the_target(
     assert_same(load_eagle(saved, deep, deep_llama_path), assemble_eagle(config, halves, IDS, deep))
 
 
+@pytest.mark.parametrize("layers", [(0, 1, 2), (0, 2, 3)])
+def test_a_head_may_read_the_embedding(
+    config: EagleConfig,
+    tensors: dict[str, Tensor],
+    deep: Transformer,
+    deep_llama_path: Path,
+    tmp_path: Path,
+    layers: tuple[int, int, int],
+) -> None:
+    """That was once written as the output of layer -1, which no reader takes."""
+    own = {name: tensor for name, tensor in tensors.items() if name not in ("lm_head.weight", "d2t")}
+    save_eagle(tmp_path, deep_llama_path, replace(config, aux_layers=layers), own, IDS, VOCAB, {})
+    assert load_eagle(tmp_path, deep, deep_llama_path).config.aux_layers == layers
+
+
 def test_a_shipped_head_is_for_exactly_one_model(
     tiny_model: TinyModel, deep: Transformer, deep_llama_path: Path, saved: Path
 ) -> None:
