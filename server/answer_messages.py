@@ -1,9 +1,8 @@
 """The JSON of /v1/messages: the message object, and the events of its stream in Anthropic's order."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
-
-import orjson
 
 from verdraft.server.answers import Json
 from verdraft.server.blocks import Block, BlocksAnswer, Change
@@ -82,8 +81,8 @@ def _content(block: Block, text: str) -> Json:
 def _input(arguments: str) -> Any:
     """Of a call that was cut there is none."""
     try:
-        return orjson.loads(arguments)
-    except orjson.JSONDecodeError:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
         return {}
 
 

@@ -1,4 +1,4 @@
-"""From the bytes of a request body to one JSON object. Knows no field; every refusal is an ApiError 400."""
+"""From the bytes of a request body to one JSON object, and back. Knows no field; every refusal is an ApiError 400."""
 
 import json
 from typing import Any, NoReturn, TypeAlias
@@ -25,6 +25,14 @@ def parse_body(raw: bytes, content_type: str | None) -> Body:
     if _too_deep(value):
         raise invalid_json(f"the body is nested deeper than {MAX_DEPTH} levels")
     return value
+
+
+def dump(value: Any) -> bytes:
+    """`value` as JSON in UTF-8; NaN becomes null. Integers may be of any size: parse_body() lets such through."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # orjson knows no integer beyond 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 def _check_content_type(content_type: str | None) -> None:

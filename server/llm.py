@@ -34,6 +34,7 @@ OFFLINE_SETTINGS = (
     "block_size",
     "memory_fraction",
     "speculation",
+    "router",
     "exits",
     "eagle",
     "eagle_draft",
@@ -44,6 +45,7 @@ OFFLINE_SETTINGS = (
     "deterministic",
     "cuda_graphs",
     "tensor_parallel",
+    "quantization",
     "threads",
 )
 

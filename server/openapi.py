@@ -5,10 +5,11 @@ the model (a token id in the vocabulary, a name of the served model) is a docume
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import verdraft
-from verdraft.server import parse_chat, parse_completion
+from verdraft.scheduler.request import Mode
+from verdraft.server import parse_chat, parse_completion, parse_messages
 from verdraft.server.fields import INT64_MAX, INT64_MIN
 from verdraft.server.parse_common import (
     MAX_CHOICES,
@@ -42,7 +43,7 @@ GENERATE = (*BODY, "429")
 
 def description(limits: Limits | None) -> Schema:
     """The document; `limits` are None until the model is loaded, and then every known mode is named."""
-    modes = list(limits.modes) if limits else ["auto", "off", "suffix", "early_exit", "hispec", "eagle"]
+    modes = limits.modes if limits else get_args(Mode)
     return {
         "openapi": "3.1.0",
         "info": {"title": "verdraft", "version": verdraft.__version__},
@@ -192,9 +193,7 @@ CHAT: Schema = {
     "max_completion_tokens": COUNT,
     "logprobs": BOOLEAN,
     "top_logprobs": _optional("integer", minimum=0, maximum=parse_chat.MAX_TOP_LOGPROBS),
-    "tools": _optional(
-        "array", items=_body(["type", "function"], {"type": {"const": "function"}, "function": FUNCTION})
-    ),
+    "tools": _optional("array", items=TOOL),
     "tool_choice": {"anyOf": [{"enum": [None, "none", "auto", "required"]}, {"type": "object"}]},
     "response_format": _optional("object", properties={"type": {"enum": ["text", "json_object", "json_schema"]}}),
     "add_generation_prompt": BOOLEAN,
@@ -220,12 +219,10 @@ RESPONSES: Schema = {
     "stream": BOOLEAN,
     "chat_template_kwargs": VARIABLES,
 }
-TURN = _body(["role", "content"], {"role": {"enum": ["user", "assistant"]}, "content": TEXT})
+TURN = _body(["role", "content"], {"role": {"enum": list(parse_messages.ROLES)}, "content": TEXT})
 MESSAGES: Schema = {
     "model": _optional("string"),
-    "messages": _array(
-        _body(["role", "content"], {"role": {"enum": ["user", "assistant"]}, "content": TEXT}), minItems=1
-    ),
+    "messages": _array(TURN, minItems=1),
     "system": {"anyOf": [{"type": "null"}, TEXT]},
     "max_tokens": {"type": "integer", "minimum": 1},
     "temperature": _optional("number", minimum=0, maximum=1),

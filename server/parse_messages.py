@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import orjson
-
 from verdraft.server.errors import empty_array, invalid_type, invalid_value, missing, shown, unsupported_parameter
 from verdraft.server.fields import (
     Fields,
@@ -20,6 +18,7 @@ from verdraft.server.fields import (
     text_content,
 )
 from verdraft.server.json_form import JsonForm, Place
+from verdraft.server.jsonbody import dump
 from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools, parse_variables
 from verdraft.server.parse_common import EXTENSIONS, parse_max_tokens, parse_model, parse_options, parse_stop
 from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits, Message
@@ -159,7 +158,7 @@ def _assistant(blocks: list[tuple[Any, str]]) -> Message:
 
 
 def _tool_use(block: Fields, path: str) -> Message:
-    arguments = orjson.dumps(obj(block, "input", path) or {}).decode()
+    arguments = dump(obj(block, "input", path) or {}).decode()
     function = {"name": required_string(block, "name", path), "arguments": arguments}
     return {"id": required_string(block, "id", path), "type": "function", "function": function}
 

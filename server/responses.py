@@ -4,11 +4,11 @@ import logging
 import traceback
 from typing import Any
 
-import orjson
 from starlette.responses import Response
 
 from verdraft.scheduler.errors import ContextTooLong, EngineDead, EngineError, QueueFull
 from verdraft.server.errors import ApiError, context_length, internal_error, queue_full, unavailable
+from verdraft.server.jsonbody import dump
 
 logger = logging.getLogger("verdraft.server")
 
@@ -16,12 +16,12 @@ RETRY_SECONDS = 5  # while draining or loading
 
 
 class JsonResponse(Response):
-    """orjson: quick, strict (NaN becomes null), UTF-8."""
+    """As dump() writes it."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        return dump(content)
 
 
 def error_response(error: ApiError) -> JsonResponse:

@@ -42,6 +42,7 @@ def bind(settings: Settings) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((settings.host, settings.port))
+        sock.listen(BACKLOG)  # only now the port is ours: two may bind one that nobody listens on
     except OSError as error:
         sock.close()
         reason = error.strerror or str(error)

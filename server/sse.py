@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from starlette.types import Send
+
+from verdraft.server.jsonbody import dump
 
 PATIENCE_SECONDS = 30.0  # a client that takes nothing for this long is given up
 DONE = b"data: [DONE]\n\n"
@@ -23,7 +24,7 @@ class SlowReader(Exception):
 
 def frame(payloads: Iterable[Any]) -> bytes:
     """One `data:` event for each payload."""
-    return b"".join(b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads)
+    return b"".join(b"data: " + dump(payload) + b"\n\n" for payload in payloads)
 
 
 def named_frame(payloads: Iterable[Any]) -> bytes:

@@ -1,11 +1,12 @@
 """Bodies: strict JSON, one object, in UTF-8."""
 
 import gzip
+from typing import Any
 
 import pytest
 
 from verdraft.server.errors import ApiError
-from verdraft.server.jsonbody import parse_body
+from verdraft.server.jsonbody import dump, parse_body
 
 JSON = "application/json"
 OK = b'{"prompt":"a"}'
@@ -67,6 +68,13 @@ def test_nul_and_surrogate_pairs_are_ordinary() -> None:
 def test_huge_integers_stay_integers() -> None:
     """A schema may hold one; only the field that it stands in can tell what is wrong with it."""
     assert parse_body(b'{"a":1' + b"0" * 400 + b',"b":1.5}', JSON) == {"a": 10**400, "b": 1.5}
+
+
+@pytest.mark.parametrize("value", [{"a": "\u00e9", "b": [1, None]}, {"a": "\u00e9", "b": [10**400, None]}])
+def test_what_was_parsed_can_be_written(value: Any) -> None:
+    raw = dump(value)
+    assert (raw[:9], parse_body(raw, JSON)) == ('{"a":"\u00e9"'.encode(), value)
+    assert dump(float("nan")) == b"null"
 
 
 @pytest.mark.parametrize("content_type", [JSON, "application/json; charset=utf-8", "Application/JSON"])

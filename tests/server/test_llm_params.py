@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from verdraft import SamplingParams
+from verdraft.server.llm import OFFLINE_SETTINGS
+from verdraft.server.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,11 @@ def test_the_bounds_themselves_are_fine() -> None:
     low = SamplingParams(seed=-(2**63), top_k=-1, logit_bias={1: -100}, temperature=0, min_tokens=0, n=1)
     high = SamplingParams(seed=2**63 - 1, logit_bias={1: 100}, temperature=2, min_tokens=2, max_tokens=2, stop="x")
     assert (low.seed, low.stops, high.stops) == (-(2**63), (), ("x",))
+
+
+def test_offline_use_has_every_setting_that_changes_what_an_engine_does() -> None:
+    only_served = {
+        "model", "served_model_name", "host", "port", "api_key", "max_queue", "max_body_bytes", "learning",
+        "suffix_cache", "request_timeout", "drain_timeout", "log_level", "log_format", "config",
+    }  # fmt: skip
+    assert set(Settings.model_fields) - only_served == set(OFFLINE_SETTINGS)

@@ -199,6 +199,19 @@ async def test_a_schema_that_cannot_be_used_names_its_field(stage: Any, path: st
     assert {answer.json()["error"]["param"] for answer in answers} == {param}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_integers_of_any_size_are_repeated_as_they_came(stage: Any, stream: bool) -> None:
+    """Beyond 64 bits they were once a 500, and cut streams off."""
+    used = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": 10**400}}
+    turns = [*ASK["messages"], {"role": "assistant", "content": [used]}, *ASK["messages"]]
+    async with stage(template="{% for m in messages %}x{% endfor %}") as s:
+        response = await post(s, RESPONSES, stream=stream, reasoning={"x": 10**400})
+        message = await post(s, MESSAGES, stream=stream, messages=turns)
+    assert (response.status_code, message.status_code) == (200, 200)
+    whole = events(response.text)[-1]["response"] if stream else response.json()
+    assert whole["reasoning"] == {"x": 10**400}
+
+
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 async def test_an_answer_without_text_has_one_empty_block(stage: Any, path: str) -> None:
     async with stage() as s:

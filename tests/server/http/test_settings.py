@@ -7,6 +7,7 @@ import pytest
 
 from verdraft.scheduler.request import Mode
 from verdraft.server.cli import main
+from verdraft.server.serve import bind
 from verdraft.server.settings import Settings, SettingsError, parse_flags
 
 
@@ -128,6 +129,12 @@ def test_bad_keys(given: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--api-key") as refused:
         settings.api_keys()
     assert "secret" not in str(refused.value)
+
+
+def test_a_port_that_another_server_has_taken_is_refused() -> None:
+    """Two servers that started together once both loaded a model, and one of them then listened nowhere."""
+    with bind(Settings(port=0)) as taken, pytest.raises(SettingsError, match="in use"):
+        bind(Settings(port=taken.getsockname()[1]))
 
 
 def test_every_mode_of_the_engine_is_a_value_of_the_flag() -> None:
