@@ -11,18 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verdraft.kernels.sampling import AllTokensMasked, BadLogits
 from verdraft.model.exit_head import ExitHead, Exits
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.sequence import Sequence
-from verdraft.scheduler.verifier import Law, Rows, accept
-from verdraft.spec.constraint import ConstraintFailed
+from verdraft.scheduler.verifier import NO_TOKEN, Law, Rows, accept
 from verdraft.spec.draft import Draft, common_length
 from verdraft.spec.window import Window
 
 PLAUSIBLE = 3.0  # logits behind the likeliest token: a twentieth of its probability
-NOTHING_TO_SAY = (AllTokensMasked, BadLogits, ConstraintFailed)  # at a head of few tokens, or one that fails
 
 
 @dataclass(slots=True)
@@ -58,8 +55,6 @@ class WindowFiller:
 
     def fill(self, seqs: Seq[Sequence], limits: Seq[int]) -> list[Draft]:
         """A draft of at most limits[i] > 0 tokens for each decoding sequence, which has blocks for them."""
-        for seq in seqs:
-            seq.roll_back(seq.computed[-1])  # from a window for which the last step had no room
         fillings = [
             Filling(seq, Window(seq.cycle, limit, self.law.ends(seq))) for seq, limit in zip(seqs, limits, strict=True)
         ]
@@ -104,7 +99,7 @@ class WindowFiller:
             filling.hold(window.tokens)
             try:
                 token = self._guess(head, filling.seq, len(window.tokens), row)
-            except NOTHING_TO_SAY:  # this head has nothing to say here
+            except NO_TOKEN:  # at a head of few tokens, or one that fails
                 window.closed = True
             else:
                 window.draft(token, self._sure(head, window, token, row))
@@ -123,7 +118,7 @@ class WindowFiller:
         filling.hold(window.tokens[:ahead])
         try:
             tokens = accept(seq, Draft(unchecked), lambda j, _: self._guess(head, seq, ahead + j, rows[j]))
-        except NOTHING_TO_SAY:
+        except NO_TOKEN:
             tokens = []
         sure = [self._sure(head, window, token, row) for token, row in zip(tokens, rows, strict=False)]
         window.check(tokens, sure)

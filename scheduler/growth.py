@@ -14,17 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
-from verdraft.kernels.sampling import AllTokensMasked, BadLogits
 from verdraft.model.eagle import EagleHead
 from verdraft.scheduler.features import Features
 from verdraft.scheduler.runner import block_tables, ragged_batch, with_trees
 from verdraft.scheduler.sequence import Sequence
-from verdraft.scheduler.verifier import Law, Rows
+from verdraft.scheduler.verifier import NO_TOKEN, Law, Rows
 from verdraft.spec.calibration import Calibration
-from verdraft.spec.constraint import ConstraintFailed
 from verdraft.spec.growing import Branch, Growing
-
-NOTHING_TO_SAY = (AllTokensMasked, BadLogits, ConstraintFailed)  # at a head of few tokens, or one that fails
 
 
 class SeenBlocks:
@@ -147,7 +143,7 @@ class DraftGrower:
         path = growing.path(node)
         try:
             tokens, shares = self._leading(seq, path, row, growing.topk)
-        except NOTHING_TO_SAY:
+        except NO_TOKEN:  # at a head of few tokens, or one that fails
             return []
         pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
         return [Branch(token, share, self.calibration.of(share)) for token, share in pairs]

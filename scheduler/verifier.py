@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from verdraft.kernels.noise import Contenders, IntArray, Noise, PhiloxBlocks
 from verdraft.kernels.sampling import (
+    AllTokensMasked,
     BadLogits,
     argmax_rows,
     bad_rows,
@@ -22,10 +23,12 @@ from verdraft.scheduler.outputs import TokenLogprobs
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.acceptance import verify
-from verdraft.spec.constraint import UNCONSTRAINED
-from verdraft.spec.draft import Draft
+from verdraft.spec.constraint import UNCONSTRAINED, ConstraintFailed
+from verdraft.spec.draft import EMPTY, Draft
 
 Rows = NDArray[np.float32]
+NO_TOKEN = (AllTokensMasked, BadLogits, ConstraintFailed)  # what Law raises where there is none
+_BAD = -1  # instead of a row's argmax: the row is not finite
 _Rest = tuple[list[int] | None, Noise, NDArray[np.bool_] | None]
 
 
@@ -86,7 +89,7 @@ class Law:
         """The law's token behind the committed ones and `ahead` drafted ones, which were pushed to `seq` by now.
         `row` gives the logits [V] there and `best` is their argmax.
 
-        Raises BadLogits, AllTokensMasked, ConstraintFailed.
+        Raises NO_TOKEN.
         """
         params, banned, constraint = seq.request.params, self.banned(seq, ahead), seq.request.constraint
         if params.plain_greedy and banned is None and constraint.allows(best):
@@ -121,10 +124,9 @@ class Verifier:
     law: Law
 
     def verify(self, plan: list[Work], logits: Rows) -> list[Verified]:
-        """`logits` [R, V] holds rows_wanted(work) rows for each work, in order. Raises BadLogits for NaN rows."""
+        """`logits` [R, V] holds rows_wanted(work) rows for each work, in order. Raises NO_TOKEN."""
         best = argmax_rows(logits)
-        if bad_rows(logits, best).any():
-            raise BadLogits("a row of logits is not finite")
+        best[bad_rows(logits, best)] = _BAD
         return [
             self._verify_one(work, logits[rows], best[rows])
             for work, rows in zip(plan, _slices([rows_wanted(work) for work in plan]), strict=True)
@@ -141,7 +143,16 @@ class Verifier:
     def _accept(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> list[int]:
         """Row i of `logits` belongs to node i - 1 of the draft, row 0 to the last known token."""
         seq = work.seq
-        return accept(seq, work.draft, lambda i, ahead: self.law.token(seq, ahead, int(best[i]), lambda: logits[i]))
+
+        def target(i: int, ahead: int) -> int:
+            if best[i] == _BAD:
+                raise BadLogits("a row of logits is not finite")
+            return self.law.token(seq, ahead, int(best[i]), lambda: logits[i])
+
+        try:
+            return accept(seq, work.draft, target)
+        except NO_TOKEN:  # perhaps behind an end that commit has yet to find: the draft must not matter
+            return accept(seq, EMPTY, target)
 
 
 def accept(seq: Sequence, draft: Draft, target: Callable[[int, int], int]) -> list[int]:

@@ -143,3 +143,29 @@ def test_when_nothing_is_left_that_request_ends_with_an_error(make_engine, drain
     assert (len(found["a"].tokens), found["a"].finish) == (3, "error")
     assert found["a"].slices[-1].error_code == "invalid_value"
     assert found["b"].tokens == plain.tokens
+
+
+class EndsAtThree:
+    """A stop string that is complete with the third token."""
+
+    def __init__(self):
+        self.num_tokens = 0
+
+    def push(self, token):
+        self.num_tokens += 1
+        return self.num_tokens == 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nobody_minds_that_nothing_is_left_behind_the_end(make_engine, drain, make_request, scripted, temperature):
+    """A draft that went further than a stop string once met the error that plain decoding never comes to."""
+
+    def request():
+        return make_request("a", PROMPT, constraint=Nothing(), stop=EndsAtThree(), temperature=temperature, seed=1)
+
+    plain = serve(make_engine(), drain, [request()])["a"]
+    assert (len(plain.tokens), plain.finish) == (3, "stop")
+    for seed in range(4):
+        engine = make_engine(drafter_factory=lambda _, seed=seed: scripted([*plain.tokens, 1, 2], 0.0, seed))
+        found = serve(engine, drain, [request()])["a"]
+        assert (found.tokens, found.finish) == (plain.tokens, "stop")
