@@ -139,6 +139,7 @@ class Sequence:
         self.num_remembered = 0
         self.draft = EMPTY
         self.features = None
+        self.prompt_logprobs = []
 
     def summary(self, now: float) -> Summary:
         timing = Timing(self.request.arrived, self.scheduled_at, self.first_token_at, now)

@@ -125,6 +125,28 @@ def test_an_end_inside_an_accepted_block_leaves_no_trace_behind_it(make_engine, 
     assert engine.counters().generation_tokens == first + 1
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_broken_row_behind_a_wrong_token_harms_nobody(make_engine, drain, make_request, hash_model, temperature):
+    """A prediction that led the model to NaN once ended the request with an error; plain decoding never comes there."""
+    fields = {"max_tokens": 20, "ignore_eos": True, "temperature": temperature, "seed": 1}
+    answer = plain(make_engine, drain, make_request, PROMPT, **fields)
+    model, poison = hash_model(), next(token for token in range(48) if token not in answer)
+    logits = model.logits
+
+    def poisoned(hidden):
+        rows = logits(hidden)
+        rows[[model.prefixes[value][-1] == poison for value in hidden[:, 0].tolist()]] = float("nan")
+        return rows
+
+    model.logits = poisoned
+    engine = make_engine(model=model)
+    request = make_request("a", PROMPT, prediction=[*answer[:5], poison, *answer[6:]], **fields)
+    engine.add(request)
+    found = drain(engine)["a"]
+    assert (found.tokens, found.finish) == (answer, "length")
+    assert request.stats.sources["prediction"].num_draft_tokens > 5
+
+
 def test_a_second_prompt_reuses_whole_blocks_but_not_across_salts(make_engine, drain, make_request):
     engine = make_engine()
     cached = []
@@ -272,6 +294,20 @@ def test_forced_preemption_changes_nothing(make_engine, drain, make_request):
     engine.add(make_request("a", PROMPT, max_tokens=12, ignore_eos=True, fault=Fault("preempt", after_tokens=5)))
     assert drain(engine)["a"].tokens == answer
     assert engine.counters().num_preemptions == 1
+
+
+def test_a_preempted_prompt_is_scored_once(make_engine, drain, make_request):
+    """What had been scored before a preemption in the middle of a prompt once came twice."""
+    found = []
+    for preempts in (False, True):
+        engine = make_engine(max_batch_tokens=4)
+        engine.add(make_request("a", PROMPT, max_tokens=3, ignore_eos=True, prompt_logprobs=1))
+        engine.step()
+        if preempts:
+            engine.scheduler.preempt(engine.scheduler.running[0])
+        found.append([entry for piece in drain(engine)["a"].slices for entry in piece.prompt_logprobs])
+    assert len(found[0]) == len(PROMPT) - 1
+    assert found[1] == found[0]
 
 
 def test_reset_forgets_prefixes_and_suffixes(make_engine, drain, make_request):
