@@ -111,6 +111,8 @@ class Drafting:
         """Give every decoding sequence a draft: nobody's, a free source's or a model's, as long as pays."""
         running = self._scheduler.running
         decoding = [seq for seq in running if seq.decoding]
+        for seq in decoding:
+            seq.roll_back(seq.computed[-1])  # from a draft for which the last step had no room
         budget = self._config.max_batch_tokens
         if len(decoding) < len(running):
             budget //= 2  # the other half is for those that are still prefilled

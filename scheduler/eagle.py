@@ -163,7 +163,6 @@ class EagleDrafter:
         assert features is not None
         limit = shape.tokens if shape.topk > 1 else levels
         limit = min(limit, seq.max_len - len(seq.tokens) - 1)
-        seq.roll_back(seq.computed[-1])  # from a window for which the last step had no room
         limit = self._scheduler.lend(seq, len(seq.tokens) + limit) - len(seq.tokens) if limit > 0 else 0
         growing = Growing(levels, shape.topk, limit, self._law.ends(seq))
         return Growth(seq, features, growing) if limit > 0 else None

@@ -162,7 +162,6 @@ class ExitDrafter:
         return self.pruning.wants_trial() and self._trials.may_spend(look)
 
     def _has_room(self, seq: Sequence) -> bool:
-        seq.roll_back(seq.computed[-1])
         wanted = len(seq.tokens) + len(seq.draft.tokens)
         return self._scheduler.lend(seq, wanted) == wanted
 

@@ -41,7 +41,8 @@ class Scheduler:
         seq.blocks = []
 
     def schedule(self) -> list[Work]:
-        """Admit what fits, then spend the budget: decodes and their drafts first, prefill chunks with the rest.
+        """Admit what fits, then spend the budget: decodes and their drafts first, prefill chunks with the rest, which
+        drafts leave at least half of the budget.
 
         An empty plan with a running sequence means that it alone has outgrown the pool: the first in rank can take
         the blocks of everybody else.
@@ -49,9 +50,12 @@ class Scheduler:
         self._admit()
         plan: list[Work] = []
         budget = self.config.max_batch_tokens
-        for seq in [s for s in self.running if s.decoding]:
+        decoding = [s for s in self.running if s.decoding]
+        drafts = (budget if len(decoding) == len(self.running) else budget // 2) - len(decoding)
+        for seq in decoding:
             if seq in self.running and budget > 0:
-                budget -= self._plan(plan, seq, budget)
+                spent = self._plan(plan, seq, 1 + max(0, drafts))
+                budget, drafts = budget - spent, drafts - spent + 1
         for seq, share in self._prefill_shares(budget):
             if seq in self.running:
                 self._plan(plan, seq, share)

@@ -208,3 +208,21 @@ def test_what_claims_are_worth_is_learned(make_engine, drain, make_request, hash
     engine.add(request)
     drain(engine)
     assert request.stats.num_target_passes < 160
+
+
+@pytest.mark.parametrize("prefills", [False, True])
+def test_no_draft_takes_what_others_owe(make_engine, drain, make_request, hash_model, eagle_of, prefills):
+    """Trees larger than a sequence's share of a step once left nothing to those of lower rank, nor to new prompts."""
+    model = hash_model()
+    engine = make_engine(model=model, eagle=eagle_of(model, 1.0), shape=(4, 3, 30), max_batch_tokens=16, num_blocks=256)
+    for name in "abcd":
+        engine.add(make_request(name, PROMPT, max_tokens=60, ignore_eos=True, speculation="eagle"))
+    for _ in range(5):
+        engine.step()
+    if prefills:
+        engine.add(make_request("new", PROMPT[::-1], max_tokens=1, speculation="off"))
+    for _ in range(3):
+        served = {request.id for request, _ in engine.step()}
+        assert served >= {"a", "b", "c", "d"}
+        prefills = prefills and "new" not in served
+    assert not prefills

@@ -70,6 +70,19 @@ def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request,
     assert "exits failed" not in caplog.text
 
 
+def test_a_window_without_room_leaves_nothing_to_the_next_draft(make_engine, drain, make_request, exiting, scripted):
+    """What exits had computed of such a window once stood for the first tokens of another source's draft."""
+    expected = answer_of(make_engine, drain, make_request, exiting, PROMPT, max_tokens=20, ignore_eos=True)
+    engine = make_engine(**exiting(0, 0), drafter_factory=lambda request: scripted(expected, wrong=0.0, seed=1))
+    engine.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True, speculation="early_exit"))
+    found = [token for _ in range(2) for _, piece in engine.step() for token in piece.tokens]
+    [seq] = engine.scheduler.running
+    [seq.draft] = engine.drafting.exits.draft("early_exit", [seq], [4])
+    assert seq.draft.tokens
+    seq.exits = {}
+    assert found + drain(engine)["a"].tokens == expected
+
+
 @pytest.mark.parametrize("mode", WINDOWS)
 def test_exits_that_always_agree_fill_and_keep_every_window(make_engine, drain, make_request, exiting, mode):
     params = {"max_tokens": 26, "ignore_eos": True, "temperature": 1.0, "seed": 3}
