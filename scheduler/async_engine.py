@@ -190,6 +190,9 @@ class AsyncEngine:
             if piece.finish is not None:
                 self._release(request)
 
+    def _end_all(self) -> None:
+        self._deliver([(request, TokenSlice(finish="error", error_code="engine_dead")) for request in self._streams])
+
     def _release(self, request: Request) -> None:
         del self._streams[request]
         self._groups[request.group] -= 1
@@ -223,7 +226,7 @@ class AsyncEngine:
             logger.exception("the engine's thread has died")
         finally:
             self._ended = True
-            self._send([(request, TokenSlice(finish="error", error_code="engine_dead")) for request in self._streams])
+            self._call_on_loop(self._end_all)  # who submits until then is among them, who comes later is refused
 
     def _take_commands(self) -> list[Output]:
         """Everything that was asked for meanwhile; waits when there is nothing else to do."""

@@ -163,6 +163,20 @@ async def test_a_dead_engine_refuses_and_ends_its_streams(start, make_request):
         bridge.submit([make_request("b", PROMPT)])
 
 
+async def test_nobody_waits_for_an_engine_that_dies_meanwhile(start, make_request):
+    """Who had been found to fit, but was not known yet when the thread ended, once waited for ever."""
+    bridge = await start()
+
+    def die(prompt_len):
+        bridge._commands.put(lambda: 1 / 0)
+        bridge._thread.join()
+
+    bridge.engine.check_fits = die
+    (stream,) = bridge.submit([make_request("a", PROMPT)])
+    async with asyncio.timeout(10):
+        assert (await _collect(stream))[-1].error_code == "engine_dead"
+
+
 async def test_caches_are_reset_between_steps(start, make_request):
     bridge = await start()
     cached = []
