@@ -43,8 +43,8 @@ class Verified:
 
     @property
     def path(self) -> list[int]:
-        """The accepted nodes of the draft."""
-        return self.work.draft.path(self.tokens)
+        """The accepted nodes of the draft: of all tokens but the last, which the pass did not compute."""
+        return self.work.draft.path(self.tokens[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLog
     top = work.seq.request.params.logprobs
     if top is None:
         return ()
-    rows = [0, *(node + 1 for node in work.draft.path(tokens))]
+    rows = [0, *(node + 1 for node in work.draft.path(tokens[:-1]))]
     return tuple(_score(logits[row], token, top) for row, token in zip(rows, tokens, strict=True))
 
 

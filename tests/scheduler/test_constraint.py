@@ -161,7 +161,8 @@ def test_nobody_minds_that_nothing_is_left_behind_the_end(make_engine, drain, ma
     """A draft that went further than a stop string once met the error that plain decoding never comes to."""
 
     def request():
-        return make_request("a", PROMPT, constraint=Nothing(), stop=EndsAtThree(), temperature=temperature, seed=1)
+        fields = {"temperature": temperature, "seed": 1, "logprobs": 1}
+        return make_request("a", PROMPT, constraint=Nothing(), stop=EndsAtThree(), **fields)
 
     plain = serve(make_engine(), drain, [request()])["a"]
     assert (len(plain.tokens), plain.finish) == (3, "stop")
@@ -169,3 +170,4 @@ def test_nobody_minds_that_nothing_is_left_behind_the_end(make_engine, drain, ma
         engine = make_engine(drafter_factory=lambda _, seed=seed: scripted([*plain.tokens, 1, 2], 0.0, seed))
         found = serve(engine, drain, [request()])["a"]
         assert (found.tokens, found.finish) == (plain.tokens, "stop")
+        assert sum(len(piece.logprobs) for piece in found.slices) == 3
