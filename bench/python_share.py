@@ -26,6 +26,7 @@ PRODUCTS = """
 #include <string.h>
 long verdraft_lanes() { return 16; }
 long verdraft_panel_width() { return 32; }
+long verdraft_run() { return 16; }
 void verdraft_linear(float* x, long stride, float* w, float* b, float* out, long rows, long ins, long outs) {
   memset(out, 0, 4 * rows * outs);
 }

@@ -20,13 +20,16 @@
 namespace {
 
 constexpr int kMaxRows = kRegisters == 32 ? 12 : 8;  // query rows that share one pass over the keys
+constexpr int kFetchFrom = 7;                        // rows; fewer do nothing but read, which the processor foresees by itself
 constexpr int kSums = kRegisters == 32 ? 24 : 12;    // vectors of sums that fit the registers
 constexpr int kMaxDim = 256;
 constexpr int kBlockGroups = 128 / L;  // a softmax block: key groups of L lanes
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// K is [pages, kv_heads, dim, lanes]: a group of L keys is one vector per dimension, lanes = page_size
-// rounded up to L. V is [pages, kv_heads, page_size, padded_dim], padded_dim = dim rounded up to L.
+constexpr int64_t kRun = 16;  // neighbouring pages: a head's parts of them touch, so that the processor reads ahead
+
+// K is [runs, kv_heads, kRun, dim, lanes]: a group of L keys is one vector per dimension, lanes = page_size
+// rounded up to L. V is [runs, kv_heads, kRun, page_size, padded_dim], padded_dim = dim rounded up to L.
 struct Layer {
   float* k;
   float* v;
@@ -40,8 +43,9 @@ struct Layer {
         kv_heads(fields[3]),
         dim(fields[4]),
         padded_dim((dim + L - 1) / L * L) {}
-  float* k_page(int64_t page, int64_t head) const { return k + (page * kv_heads + head) * dim * lanes; }
-  float* v_page(int64_t page, int64_t head) const { return v + (page * kv_heads + head) * page_size * padded_dim; }
+  int64_t part(int64_t page, int64_t head) const { return (page / kRun * kv_heads + head) * kRun + page % kRun; }
+  float* k_page(int64_t page, int64_t head) const { return k + part(page, head) * dim * lanes; }
+  float* v_page(int64_t page, int64_t head) const { return v + part(page, head) * page_size * padded_dim; }
 };
 
 struct Group {  // at most L neighbouring keys of one page
@@ -77,11 +81,13 @@ struct Tile {  // up to kMaxRows rows of one sequence and kv head
   Vec acc[kMaxRows * kMaxDim / L];                 // [count, padded_dim]
 };
 
+// Many rows compute for so long that the group's values can be fetched meanwhile.
 template <int R>
 void score(Tile& t, const Layer& kv, const Group& group, int g) {
   Vec acc[R] = {};
-  const float *q = t.q, *k = group.k;
-  for (int64_t d = 0; d < kv.dim; ++d, q += R, k += group.k_stride) {
+  const float *q = t.q, *k = group.k, *v = group.v;
+  for (int64_t d = 0; d < kv.dim; ++d, q += R, k += group.k_stride, v += L) {
+    if constexpr (R >= kFetchFrom) __builtin_prefetch(v);
     const Vec key = load(k);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) acc[r] = mul_add(fill(q[r]), key, acc[r]);
@@ -293,6 +299,8 @@ std::vector<Task> split(const int32_t* cu_q, int64_t sequences, int64_t group, i
 extern "C" {
 
 int64_t verdraft_lanes() { return L; }
+
+int64_t verdraft_run() { return kRun; }
 
 // q [T, heads, dim] and k, v [T, kv_heads, dim] have contiguous rows `stride` floats apart; out is contiguous.
 // `layer` is {k pages, v pages, page_size, kv_heads, dim}; `parents` is null or base.py's Batch.parents.

@@ -1,5 +1,5 @@
-"""Memory for weights in pages of 2 MiB where the system has them: reading it all, again and again, then rarely waits
-for a page's address. Knows nothing of what lies there."""
+"""Memory for weights and KV in pages of 2 MiB where the system has them: reading it all, again and again, then rarely
+waits for a page's address. Knows nothing of what lies there."""
 
 import ctypes
 import math

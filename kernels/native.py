@@ -43,8 +43,8 @@ SIGNATURES: Final = {
 class NativeKV:
     """One layer's pages in the layout of attention.cpp, and their description for it."""
 
-    k: Tensor  # [pages, kv_heads, dim, page_size rounded up to the vector]
-    v: Tensor  # [pages, kv_heads, page_size, dim rounded up to the vector]
+    k: Tensor  # [runs, kv_heads, pages of a run, dim, page_size rounded up to the vector]
+    v: Tensor  # [runs, kv_heads, pages of a run, page_size, dim rounded up to the vector]
     fields: Tensor  # [5] int64: both addresses, page_size, kv_heads, dim
     address: int  # of `fields`
 
@@ -61,6 +61,7 @@ class NativeOps:
         except OSError as error:
             raise NativeUnavailable(f"{path} does not load: {error}") from error
         self._lanes, self._panel_width = _constant(held, "verdraft_lanes"), _constant(held, "verdraft_panel_width")
+        self._run = _constant(held, "verdraft_run")  # pages
         self._weights = HugePages()
         self._attend = _function(released, "verdraft_attend")
         self._write, self._move = _function(held, "verdraft_write"), _function(held, "verdraft_move")
@@ -82,9 +83,11 @@ class NativeOps:
                 f"kernels: cpu handles a head_dim that is a multiple of 8 up to 256, not {head_dim}"
             )
         keys, dim = _round_up(page_size, self._lanes), _round_up(head_dim, self._lanes)
+        memory, runs = HugePages(), -(-pages // self._run)
 
         def layer(fields: Tensor) -> NativeKV:
-            k, v = torch.zeros(pages, kv_heads, head_dim, keys), torch.zeros(pages, kv_heads, page_size, dim)
+            k = memory.zeros(runs, kv_heads, self._run, head_dim, keys)
+            v = memory.zeros(runs, kv_heads, self._run, page_size, dim)
             fields[:] = torch.tensor([k.data_ptr(), v.data_ptr(), page_size, kv_heads, head_dim])
             return NativeKV(k, v, fields, fields.data_ptr())
 

@@ -11,6 +11,7 @@
 
 extern "C" {
 int64_t verdraft_lanes();
+int64_t verdraft_run();
 int64_t verdraft_panel_width();
 void verdraft_linear(const float*, int64_t, const float*, const float*, float*, int64_t, int64_t, int64_t);
 void verdraft_block_linear(int64_t, const float*, int64_t, const uint8_t*, const float*, float*, int64_t, int64_t, int64_t);
@@ -169,7 +170,8 @@ void check_rope(int64_t half) {
 void check_attention(int64_t context, int64_t page_size, int64_t heads, int64_t kv_heads, int64_t dim) {
   const int64_t lanes = verdraft_lanes(), pages = (context + page_size - 1) / page_size, group = heads / kv_heads;
   const int64_t keys = (page_size + lanes - 1) / lanes * lanes, padded = (dim + lanes - 1) / lanes * lanes;
-  Floats k_pages(pages * kv_heads * dim * keys, std::nanf("")), v_pages(pages * kv_heads * page_size * padded, std::nanf(""));
+  const int64_t room = (pages + verdraft_run() - 1) / verdraft_run() * verdraft_run() * kv_heads;
+  Floats k_pages(room * dim * keys, std::nanf("")), v_pages(room * page_size * padded, std::nanf(""));
   const int64_t layer[] = {reinterpret_cast<int64_t>(k_pages.data()), reinterpret_cast<int64_t>(v_pages.data()), page_size, kv_heads, dim};
   const Floats q = normal(kRows * heads * dim), k = normal(context * kv_heads * dim), v = normal(context * kv_heads * dim);
   std::vector<int32_t> table(pages);
