@@ -68,8 +68,7 @@ def build_text(path: Path, eos: frozenset[int]) -> Text:
 
 def build_engine(settings: Settings, path: Path) -> Engine:
     """The model in `path`, loaded, with a KV pool. Raises ModelError, KernelUnavailable or SettingsError."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    _set_threads(settings)
     device = _device(settings)
     dtype = _dtype(settings, device)
     kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization, settings.deterministic)
@@ -81,6 +80,21 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     engine = Engine(model, _engine_config(settings, model, eagle), exits=exits, eagle=eagle)
     engine.measure()
     return engine
+
+
+def _set_threads(settings: Settings) -> None:
+    """Threads that may not run at once wait for each other many times in a pass, and each time for very long."""
+    cores = torch.get_num_threads()
+    torch.set_num_threads(settings.threads or min(cores, cpu_limit() or cores))
+
+
+def cpu_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The cores' worth of time that a container may use, rounded up; None without a limit of that kind (cgroup v2)."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return None
 
 
 def _device(settings: Settings) -> torch.device:

@@ -145,7 +145,10 @@ class Settings(BaseSettings):
         ),
     ] = "auto"
     threads: Annotated[
-        int | None, Field(ge=1, le=1024, description="CPU threads for the model; default: one a core")
+        int | None,
+        Field(
+            ge=1, le=1024, description="CPU threads for the model; default: one a core, within the container's limit"
+        ),
     ] = None
     request_timeout: Annotated[
         float, Field(ge=0, allow_inf_nan=False, description="seconds for waiting and running together; 0: none")
@@ -221,8 +224,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             continue
         default = "" if field.default is None else f" (default: {field.default})"
         help_text = f"{field.description}{default}".replace("%", "%%")
-        bare: dict[str, Any] = {"nargs": "?", "const": True} if field.annotation is bool else {}
-        parser.add_argument(flag(name), metavar="X", default=argparse.SUPPRESS, help=help_text, **bare)
+        kind: dict[str, Any] = {"metavar": "X"}
+        if field.annotation is bool:  # without a value, which would else be taken from the MODEL behind it
+            kind = {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(flag(name), default=argparse.SUPPRESS, help=help_text, **kind)
 
 
 def flag(name: str) -> str:

@@ -14,7 +14,7 @@ from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import SourceStats, SpecStats, Summary, Timing
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
-from verdraft.server.build import build_engine
+from verdraft.server.build import build_engine, cpu_limit
 from verdraft.server.report import Report
 from verdraft.server.settings import Settings, SettingsError, parse_flags
 from verdraft.spec.eagle_costs import EagleCosts
@@ -102,6 +102,15 @@ def test_blocks_are_as_the_kernels_like_them_unless_told(tiny_llama_path: Path, 
 def test_a_pool_that_does_not_fit_is_refused(tiny_llama_path: Path) -> None:
     with pytest.raises(SettingsError, match="--kv-blocks: the free memory holds at most"):
         build_engine(Settings(kv_blocks=10**11, threads=1, device="cpu"), tiny_llama_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("max 100000\n", None), ("150000 100000\n", 2), ("50000 100000\n", 1), ("", None)]
+)
+def test_a_container_may_have_less_than_its_cores(tmp_path: Path, text: str, cores: int | None) -> None:
+    assert cpu_limit(tmp_path) is None
+    (tmp_path / "cpu.max").write_text(text)
+    assert cpu_limit(tmp_path) == cores
 
 
 @pytest.mark.parametrize("exits", ["2,1", "0,2", "1,4", "nowhere"])

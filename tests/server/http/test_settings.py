@@ -38,10 +38,19 @@ def test_flags_beat_the_environment_beats_the_file(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"), [([], False), (["--deterministic"], True), (["--deterministic", "false"], False)]
+    ("flags", "expected"), [([], False), (["--deterministic"], True), (["--no-deterministic"], False)]
 )
-def test_a_switch_needs_no_value(flags: list[str], expected: bool) -> None:
-    assert parse_flags(flags).deterministic is expected
+def test_a_switch_takes_no_value(flags: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It once took the MODEL behind it for one."""
+    monkeypatch.setenv("VERDRAFT_DETERMINISTIC", "true" if "--no-deterministic" in flags else "")
+    settings = parse_flags([*flags, "some/model"])
+    assert (settings.deterministic, settings.model) == (expected, "some/model")
+
+
+def test_a_switch_in_the_environment_is_true_or_false(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERDRAFT_DETERMINISTIC", "perhaps")
+    with pytest.raises(SettingsError, match="--deterministic: must be true or false"):
+        parse_flags([])
 
 
 def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +69,7 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyt
         (["--max-queue", "-1"], "--max-queue"),
         (["--block-size", "x"], "--block-size"),
         (["--block-size", "0"], "--block-size"),
-        (["--deterministic", "perhaps"], "--deterministic"),
+        (["--deterministic=perhaps"], "--deterministic"),
         (["--kv-blocks", "1"], "--kv-blocks"),
         (["--threads", "100000"], "--threads"),
         (["--kv-blocks", "9", "--memory-fraction", "0.5"], "--memory-fraction"),
@@ -93,7 +102,6 @@ def test_refusals_are_one_line_and_code_2(flags: list[str], named: str, capsys: 
         (["--memory-fraction", "0"], "must be more than 0"),
         (["--drain-timeout", "soon"], "must be a number"),
         (["--drain-timeout", "inf"], "must be a finite number"),
-        (["--deterministic", "perhaps"], "must be true or false"),
         (["--learning", "yes"], "must be 'on' or 'off'"),
         (["--host", ""], "must not be empty"),
         (["--api-key", ""], "must not be empty"),
