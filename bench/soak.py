@@ -39,6 +39,7 @@ class Soak:
     client: httpx.AsyncClient
     prompts: Sequence[Prompt]
     rng: random.Random
+    modes: Sequence[str] = ("auto",)  # values of `speculation`
     done: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
 
@@ -63,7 +64,7 @@ class Soak:
             await asyncio.sleep(1)  # a server that is down must not fill the list
 
     def body(self) -> dict[str, Any]:
-        return chat_body(self.rng, self.rng.choice(self.prompts))
+        return chat_body(self.rng, self.rng.choice(self.prompts), self.modes)
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         response = await self.client.post(path, json=body)
@@ -80,7 +81,7 @@ class Soak:
         return "plain"
 
     async def completion(self) -> str:
-        await self.post("/v1/completions", completion_body(self.rng, self.rng.choice(self.prompts)))
+        await self.post("/v1/completions", completion_body(self.rng, self.rng.choice(self.prompts), self.modes))
         return "completion"
 
     async def stream(self) -> str:
@@ -165,7 +166,8 @@ def problems(result: dict[str, Any], max_growth: float) -> list[str]:
 async def soak(args: argparse.Namespace, url: str, watch: MemoryWatch) -> dict[str, Any]:
     """The run and its result."""
     async with new_client(url) as client:
-        run = Soak(client, prompts_of(args), random.Random(args.seed))
+        modes = (await client.get("/server_info")).json()["speculation_modes"]
+        run = Soak(client, prompts_of(args), random.Random(args.seed), modes)
         probe = {**PROBE, "temperature": 0}
         before = await stream_chat(client, probe)
         await run.run(args.clients, args.minutes * 60)

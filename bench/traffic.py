@@ -1,17 +1,18 @@
 """Random but valid requests for the soak test: every sampling field, n, stops, predictions, both endpoints."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from verdraft.bench.prompts import Prompt
 
 
-def sampling(rng: random.Random) -> dict[str, Any]:
-    """Sampling fields that both endpoints share."""
+def sampling(rng: random.Random, modes: Sequence[str]) -> dict[str, Any]:
+    """Sampling fields that both endpoints share; `modes` are values of `speculation`."""
     body: dict[str, Any] = {
         "max_tokens": rng.randint(1, 96),
         "temperature": rng.choice([0, 0, 0.7, 1, 1.5]),
-        "speculation": rng.choice(["auto", "off", "suffix"]),
+        "speculation": rng.choice(modes),
     }
     optional: dict[str, Any] = {
         "n": rng.randint(2, 4),
@@ -33,9 +34,9 @@ def sampling(rng: random.Random) -> dict[str, Any]:
     return body | {name: value for name, value in optional.items() if rng.random() < 0.2}
 
 
-def chat_body(rng: random.Random, prompt: Prompt) -> dict[str, Any]:
+def chat_body(rng: random.Random, prompt: Prompt, modes: Sequence[str]) -> dict[str, Any]:
     """A chat request; one in four brings a prediction, right or wrong."""
-    body = {"messages": list(prompt.messages), **sampling(rng)}
+    body = {"messages": list(prompt.messages), **sampling(rng, modes)}
     if rng.random() < 0.2:
         body |= {"logprobs": True, "top_logprobs": rng.randint(0, 5)}
     if rng.random() < 0.25:
@@ -44,10 +45,10 @@ def chat_body(rng: random.Random, prompt: Prompt) -> dict[str, Any]:
     return body
 
 
-def completion_body(rng: random.Random, prompt: Prompt) -> dict[str, Any]:
+def completion_body(rng: random.Random, prompt: Prompt, modes: Sequence[str]) -> dict[str, Any]:
     """A completion request of one or two prompts cut from a chat's text."""
     text = prompt.messages[-1]["content"][: rng.randint(1, 2000)] or "x"
-    body = {"prompt": rng.choice([text, [text, "Once upon a time"]]), **sampling(rng)}
+    body = {"prompt": rng.choice([text, [text, "Once upon a time"]]), **sampling(rng, modes)}
     if rng.random() < 0.2:
         body["logprobs"] = rng.randint(0, 5)
     return body

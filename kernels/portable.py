@@ -16,7 +16,7 @@ from verdraft.kernels.tree import paths
 
 
 class PortableOps:
-    """The operations of `Kernels` of `Kernels`, fp32 on the CPU."""
+    """The operations of `Kernels`, fp32 on the CPU."""
 
     def __init__(self) -> None:
         self._torch = TorchKernels()

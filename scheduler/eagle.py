@@ -30,9 +30,7 @@ from verdraft.spec.spending import CostTable
 
 logger = logging.getLogger("verdraft.eagle")
 
-MOST_WAITING = (
-    64  # rows of one sequence that wait for the drafter: with 256 it was asked later and not right more often
-)
+MOST_WAITING = 64  # rows of a sequence that wait for the drafter: 256 delayed it and made it right no more often
 USUALLY_WAITING = 3  # rows from one draft to the next; more are an expense that later drafts do not have, so no price
 UNKNOWN_AFTER = 32  # chances to draft that were left unused; by then the text may be another kind
 

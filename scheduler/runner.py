@@ -35,8 +35,7 @@ class Runner:
     """`bounds` are the layer indices between segments: (0, L) without exits, (0, L_d, L_i, L) with two.
 
     `taps` are the layers, ascending, before which the residual stream is kept for an EAGLE head, L for what leaves the
-    last. What was kept goes
-    beside the stream from segment to segment: [T, hidden * (1 + layers tapped so far)].
+    last. What was kept goes beside the stream from segment to segment: [T, hidden * (1 + layers tapped so far)].
     """
 
     model: Transformer

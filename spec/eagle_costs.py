@@ -20,9 +20,7 @@ class EagleCosts:
     extend: CostTable = FREE  # features from the target's hidden states, and the drafter's layer
     layer: CostTable = FREE
     head: CostTable = FREE
-    scale: float = (
-        1.0  # how much longer drafting takes between passes, which leave nothing of the drafter in the caches
-    )
+    scale: float = 1.0  # how much longer drafting takes between passes, which leave nothing of it in the caches
 
     def drafting(self, levels: float, count: int, waiting: int) -> float:
         """Seconds for drafts of so many levels of `count` sequences with `waiting` new positions each."""

@@ -112,9 +112,7 @@ class SuffixIndex:
                 f"max_tokens must be larger than the longest level, {self.how.levels[-1]}; got {max_tokens}"
             )
         self._capacity = max_tokens
-        self._ring = np.zeros(
-            2 * max_tokens, np.int32
-        )  # written twice: every window is contiguous in one of the halves
+        self._ring = np.zeros(2 * max_tokens, np.int32)  # written twice: every window is contiguous in one half
         self._tokens = self._ring.data
         self._levels = tuple(_Level(length, max_tokens) for length in self.how.levels)
         self._next = 0  # slot of the next token

@@ -13,6 +13,7 @@ from verdraft.bench.soak import Soak, growth, problems, wait_idle
 from verdraft.bench.traffic import chat_body, completion_body
 
 PROMPT = Prompt("p", "chat", ({"role": "user", "content": "Hello there."},), 8, "General Kenobi.")
+MODES = ("auto", "off", "hispec")
 GOOD: dict[str, Any] = {"errors": [], "gauges": {"running": 0.0}, "memory_growth": 0.01, "same_greedy_answer": True}
 
 
@@ -40,12 +41,13 @@ def test_problems(change: dict[str, Any], words: list[str]) -> None:
 def test_traffic_has_every_field_and_is_reproducible() -> None:
     def drawn(seed: int) -> list[dict[str, Any]]:
         rng = random.Random(seed)
-        return [make(rng, PROMPT) for _ in range(200) for make in (chat_body, completion_body)]
+        return [make(rng, PROMPT, MODES) for _ in range(200) for make in (chat_body, completion_body)]
 
     bodies = drawn(3)
     assert bodies == drawn(3) != drawn(4)
     fields = {name for body in bodies for name in body}
     assert {"messages", "prompt", "prediction", "n", "seed", "stop", "logprobs", "logit_bias"} <= fields
+    assert {body["speculation"] for body in bodies} == set(MODES)
     assert all(body["max_tokens"] >= body.get("min_tokens", 0) for body in bodies)
 
 
