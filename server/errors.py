@@ -132,6 +132,12 @@ def queue_full(retry_after: int = 1) -> ApiError:
     return ApiError(429, "rate_limit_exceeded", message, type="rate_limit_error", headers=headers)
 
 
+def too_many_connections() -> ApiError:
+    headers = {"Retry-After": "1"}
+    message = "too many connections are open; try again later"
+    return ApiError(429, "rate_limit_exceeded", message, type="rate_limit_error", headers=headers)
+
+
 def internal_error() -> ApiError:
     """Deliberately says nothing about the cause: that belongs in the log."""
     return ApiError(500, "internal_error", "the server failed while working on this request", type="server_error")

@@ -1,11 +1,12 @@
 """HTTP parsing as uvicorn does it, with bounds on what a client may send or leave undone. Knows no routes."""
 
 import asyncio
+from http import HTTPStatus
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from verdraft.server.errors import ApiError, invalid_json, unavailable
+from verdraft.server.errors import ApiError, invalid_json, too_many_connections, unavailable
 from verdraft.server.middleware import usable_request_id
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers, or trailers, of one request
@@ -18,6 +19,14 @@ class HeadTooLong(Exception):
     """Raised inside a parser callback, where it ends the connection as any other malformed request does."""
 
 
+class Seats:
+    """How many connections may be open. `idle` are those without a complete head, the longest idle first."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.idle: dict[Protocol, None] = {}
+
+
 class Protocol(HttpToolsProtocol):
     """uvicorn's, but what is not HTTP at all gets the error object too, and so does a head without end.
 
@@ -27,8 +36,11 @@ class Protocol(HttpToolsProtocol):
 
     A look at the connection every STALL_SECONDS finds who sends a request by drips, and who takes nothing of an answer.
     Between requests only uvicorn's keep-alive clock runs.
+
+    One connection more than there are seats takes that of the longest idle one; when none is idle it is refused.
     """
 
+    seats: Seats  # of limited()
     _head_bytes = 0  # of this request, in complete headers and the URL
     _silent_bytes = 0  # read since the parser last had anything to say
     _arriving = False  # a request has begun and is not complete
@@ -39,12 +51,16 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.seats.idle[self] = None
+        if len(self.connections) > self.seats.limit:
+            self._make_room()
         self._look = self.loop.call_later(STALL_SECONDS, self._check_progress)
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._look:
             self._look.cancel()
+        self.seats.idle.pop(self, None)
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -80,6 +96,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self.seats.idle.pop(self, None)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -92,6 +109,11 @@ class Protocol(HttpToolsProtocol):
         self._silent_bytes = 0
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._answering() and not self.transport.is_closing():
+            self.seats.idle[self] = None
+
     def pause_writing(self) -> None:
         self._untaken = 0
         super().pause_writing()
@@ -101,6 +123,14 @@ class Protocol(HttpToolsProtocol):
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLong
+
+    def _make_room(self) -> None:
+        idle = next(iter(self.seats.idle))
+        del self.seats.idle[idle]
+        if idle is self or idle._arriving:
+            idle._end(too_many_connections())
+        else:  # what came unasked would be taken for the answer to the next request
+            idle.transport.close()
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -142,9 +172,24 @@ class Protocol(HttpToolsProtocol):
 
 def _whole_answer(error: ApiError) -> bytes:
     body = orjson.dumps(error.body())
-    reason = b"Bad Request" if error.status == 400 else b"Service Unavailable"
-    head = (
-        b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\nx-request-id: %s\r\n"
-        b"content-length: %d\r\n\r\n" % (error.status, reason, usable_request_id(None).encode(), len(body))
-    )
-    return head + body
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        "x-request-id": usable_request_id(None),
+        **error.headers,
+    }
+    lines = [
+        f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+        *(": ".join(pair) for pair in headers.items()),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def limited(max_connections: int) -> type[Protocol]:
+    """The protocol of one server, with that many seats."""
+
+    class Limited(Protocol):
+        seats = Seats(max_connections)
+
+    return Limited

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp
 
 from verdraft.server.app import build_app
 from verdraft.server.lifecycle import Lifecycle
-from verdraft.server.protocol import Protocol
+from verdraft.server.protocol import limited
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings, SettingsError
 from verdraft.server.tracing import make_tracer
@@ -25,6 +26,7 @@ logger = logging.getLogger("verdraft.server")
 KEEP_ALIVE_SECONDS = 90  # idle connections; clients' pools expect more than 60
 CLOSE_SECONDS = 3  # for open connections, after the last answer
 BACKLOG = 2048
+OTHER_FILES = 256  # that the process has open, beside its connections
 
 
 class Server(uvicorn.Server):
@@ -53,15 +55,26 @@ def bind(settings: Settings) -> socket.socket:
 def run(settings: Settings, load: Callable[[], Service]) -> None:
     """Serve until a signal says stop. `load` runs in a thread; what it raises ends the server."""
     sock = bind(settings)
+    allow_files(settings.max_connections + OTHER_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, sock, load))
+
+
+def allow_files(count: int) -> None:
+    """Let the process open `count` files, where the system's soft limit is lower and the hard one allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < count:
+        logger.warning("only %d files may be open: fewer connections than --max-connections fit", allowed)
 
 
 async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Service]) -> None:
     lifecycle: Lifecycle[Service] = Lifecycle()
     lifecycle.install_signals()
     tracer = make_tracer(os.environ)
-    server = Server(_config(build_app(settings, lifecycle, tracer)))
+    server = Server(_config(build_app(settings, lifecycle, tracer), settings.max_connections))
     serving = asyncio.create_task(server.serve([sock]))
     try:
         service = await _in_passing_thread(load)
@@ -98,11 +111,11 @@ async def _in_passing_thread(load: Callable[[], Service]) -> Service:
         loader.shutdown(wait=False)
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, max_connections: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="none",
-        http=Protocol,
+        http=limited(max_connections),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -73,6 +73,9 @@ class Settings(BaseSettings):
         int | None,
         Field(ge=2, description="tokens in one step, all sequences together; default: 256, or two a sequence if more"),
     ] = None
+    max_connections: Annotated[
+        int, Field(ge=1, le=1_000_000, description="open connections; beyond them the longest idle one is closed")
+    ] = 4096
     max_body_bytes: Annotated[int, Field(ge=1024, description="longest request body")] = 4 << 20
     kv_blocks: Annotated[int | None, Field(ge=2, description="blocks in the KV pool; default: as memory allows")] = None
     block_size: Annotated[

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from verdraft.server import protocol
-from verdraft.server.protocol import MAX_HEAD_BYTES, Protocol
+from verdraft.server.protocol import MAX_HEAD_BYTES, limited
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 PIECE = b"a" * 4096
+MAX_CONNECTIONS = 4
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -50,11 +51,12 @@ class Listener:
 @pytest.fixture
 def listener() -> Iterator[Listener]:
     """In a thread, on the event loop that the command uses."""
-    config = uvicorn.Config(echo, http=Protocol, lifespan="off", log_config=None, timeout_keep_alive=90)
+    kind = limited(MAX_CONNECTIONS)
+    config = uvicorn.Config(echo, http=kind, lifespan="off", log_config=None, timeout_keep_alive=90)
     config.load()
     state = uvicorn.server.ServerState()
     loop = uvloop.new_event_loop()
-    serving = loop.create_server(lambda: Protocol(config, state, {}, loop), "127.0.0.1", 0)
+    serving = loop.create_server(lambda: kind(config, state, {}, loop), "127.0.0.1", 0)
     server = loop.run_until_complete(serving)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -239,6 +241,41 @@ async def test_connections_without_a_request_are_closed(listener: Listener, sent
         async with asyncio.timeout(5):
             await reader.read()
         assert await listener.emptied()
+
+
+async def test_a_new_connection_takes_the_seat_of_the_longest_idle_one(listener: Listener) -> None:
+    """Idle ones once could keep everybody else out, or use up the process's files."""
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(connected(listener.port)) for _ in range(MAX_CONNECTIONS)]
+        while len(listener.connections) < MAX_CONNECTIONS:  # noqa: ASYNC110  # accepted, in the order of the list
+            await asyncio.sleep(0.01)
+        for number in (1, 0):  # an answer makes a connection the youngest; the other two never ask
+            streams[number][1].write(PLAIN % b"")
+            await streams[number][0].readuntil(b"\r\n\r\n0")
+        for gone in (2, 3, 1):
+            reader, writer = await stack.enter_async_context(connected(listener.port))
+            writer.write(PLAIN % b"slow")
+            async with asyncio.timeout(5):
+                assert await streams[gone][0].read() == b""
+            streams.append((reader, writer))
+        for reader, _ in streams[MAX_CONNECTIONS:]:
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert len(listener.connections) <= MAX_CONNECTIONS
+
+
+async def test_a_connection_too_many_is_refused_when_all_are_busy(listener: Listener) -> None:
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(connected(listener.port)) for _ in range(MAX_CONNECTIONS)]
+        for _, writer in streams:
+            writer.write(PLAIN % b"slow")
+        await asyncio.sleep(0.3)
+        reader, _ = await stack.enter_async_context(connected(listener.port))
+        async with asyncio.timeout(5):
+            refusal = await reader.read()
+        assert refusal.startswith(b"HTTP/1.1 429 Too Many Requests\r\n")
+        assert b"Retry-After: 1\r\n" in refusal
+        for reader, _ in streams:
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.usefixtures("impatient")
