@@ -29,7 +29,7 @@ CHECKS = (
 def command(url: str, args: argparse.Namespace) -> list[str]:
     """schemathesis, for a time instead of a number of examples."""
     options = ["--checks", ",".join(CHECKS), "--max-time", str(max(1, round(60 * args.minutes)))]
-    options += ["--workers", "2", "--request-timeout", "60", "--seed", str(args.seed), "--warnings", "off"]
+    options += ["--workers", "1", "--request-timeout", "60", "--seed", str(args.seed), "--warnings", "off"]
     options += ["--suppress-health-check", "all", "--continue-on-failure"]
     tool = Path(sys.executable).parent / "schemathesis"
     return [str(tool), "run", f"{url}/openapi.json", *options]

@@ -99,6 +99,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="verdraft-engine", daemon=True)
         self._streams: dict[Request, SequenceStream] = {}
         self._groups: dict[Group, int] = {}
+        self._resets: set[asyncio.Future[bool]] = set()  # that wait for the thread
         self._closed = threading.Event()
         self._ended = False
         self._progress = time.monotonic()
@@ -153,21 +154,28 @@ class AsyncEngine:
         self._commands.put(lambda: self.engine.abort(request))
 
     async def reset_caches(self) -> None:
-        """Forget the prefix cache and the shared suffix store, between two steps."""
+        """Forget the prefix cache and the shared suffix store, between two steps. Raises EngineDead."""
         assert self._loop is not None
         done = self._loop.create_future()
-
-        def settle() -> None:
-            if not done.done():
-                done.set_result(None)
+        self._resets.add(done)
 
         def reset() -> list[Output]:
             self.engine.reset_caches()
-            self._call_on_loop(settle)
+            self._call_on_loop(lambda: self._settle({done}))
             return []
 
         self._commands.put(reset)
-        await done
+        if self.health() == "dead":  # its thread may have ended before it could see the command
+            self._settle({done})
+        if not await done:
+            raise EngineDead("the engine has stopped")
+
+    def _settle(self, resets: set[asyncio.Future[bool]]) -> None:
+        """Their futures tell whether the engine still lived."""
+        for done in resets:
+            self._resets.discard(done)
+            if not done.done():
+                done.set_result(not self._ended)
 
     def counters(self) -> EngineCounters:
         """A snapshot; its numbers may be of two neighbouring moments when a step is running."""
@@ -191,6 +199,7 @@ class AsyncEngine:
                 self._release(request)
 
     def _end_all(self) -> None:
+        self._settle(set(self._resets))
         self._deliver([(request, TokenSlice(finish="error", error_code="engine_dead")) for request in self._streams])
 
     def _release(self, request: Request) -> None:

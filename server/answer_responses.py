@@ -1,12 +1,13 @@
 """The JSON of /v1/responses: the response object, and the events of its stream in OpenAI's order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from verdraft.server.answers import Json
+from verdraft.server.answers import Json, entry_json
 from verdraft.server.blocks import Block, BlocksAnswer, Change
+from verdraft.server.choices import Entry
 from verdraft.server.errors import ApiError
 from verdraft.server.report import Report
 
@@ -59,16 +60,20 @@ class ResponsesAnswer(BlocksAnswer):
         """An item and its one part (calls have none) open together; the text grows; they close from the inside out."""
         block, place = change.block, self._place(change.block)
         item = {"output_index": block.index, "item": self._item(block)}
-        parts = [_part(block)] if block.kind != "call" else []
+        parts = [self._part(block)] if block.kind != "call" else []
         match change.what:
             case "opened":
                 yield self._event("response.output_item.added", **item)
                 for part in parts:
                     yield self._event("response.content_part.added", **place, part=part)
             case "grown":
-                yield self._event(f"{DELTAS[block.kind]}.delta", **place, delta=change.delta, **_logprobs(block))
+                yield self._event(
+                    f"{DELTAS[block.kind]}.delta", **place, delta=change.delta, **self._logprobs(block, change.entries)
+                )
             case "closed":
-                yield self._event(f"{DELTAS[block.kind]}.done", **place, **_done(block), **_logprobs(block))
+                yield self._event(
+                    f"{DELTAS[block.kind]}.done", **place, **_done(block), **self._logprobs(block, block.entries)
+                )
                 for part in parts:
                     yield self._event("response.content_part.done", **place, part=part)
                 yield self._event("response.output_item.done", **item)
@@ -98,7 +103,7 @@ class ResponsesAnswer(BlocksAnswer):
         cut = self.blocks.finish in INCOMPLETE and block is self.blocks.all[-1]
         status = "in_progress" if block.open else "incomplete" if cut else "completed"
         item: Json = {"id": self._item_id(block), "status": status}
-        content = {"content": [] if block.open else [_part(block)]}
+        content = {"content": [] if block.open else [self._part(block)]}
         match block.kind:
             case "reasoning":
                 return item | content | {"type": "reasoning", "summary": []}
@@ -106,21 +111,20 @@ class ResponsesAnswer(BlocksAnswer):
                 return item | {"type": "function_call", "call_id": block.call_id, **_done(block)}
         return item | content | {"type": "message", "role": "assistant"}
 
+    def _part(self, block: Block) -> Json:
+        if block.kind == "reasoning":
+            return {"type": "reasoning_text", "text": block.text}
+        return {"type": "output_text", "text": block.text, "annotations": [], **self._logprobs(block, block.entries)}
 
-def _part(block: Block) -> Json:
-    if block.kind == "reasoning":
-        return {"type": "reasoning_text", "text": block.text}
-    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+    def _logprobs(self, block: Block, entries: Sequence[Entry]) -> Json:
+        """Empty when nobody asked, but the field belongs to the events of text; this API has no null for bytes."""
+        tokens = self.prepared.text.tokenizer
+        return {"logprobs": [entry_json(tokens, entry, ()) for entry in entries]} if block.kind == "text" else {}
 
 
 def _done(block: Block) -> Json:
     """What a block was, as its last events say it."""
     return {"name": block.name, "arguments": block.text} if block.kind == "call" else {"text": block.text}
-
-
-def _logprobs(block: Block) -> Json:
-    """Never asked for, but the field belongs to the events of text."""
-    return {"logprobs": []} if block.kind == "text" else {}
 
 
 def _usage(report: Report) -> Json:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from verdraft.server.choices import Entry, Event
 from verdraft.server.errors import ApiError
+from verdraft.server.logprob_text import TokenNames
 from verdraft.server.prepare import Prepared
 from verdraft.server.report import Report
 from verdraft.server.sse import DATA, Wire
@@ -143,17 +144,7 @@ class ChatAnswer(ChoicesAnswer):
         return {"content": [self._entry(entry) for entry in event.entries], "refusal": None}
 
     def _entry(self, entry: Entry) -> Json:
-        tops = [self._token(token, value) for token, value in entry.top]
-        return self._token(entry.token, entry.logprob) | {"top_logprobs": tops}
-
-    def _token(self, token: int, logprob: float | None) -> Json:
-        tokens = self.prepared.text.tokenizer
-        raw = tokens.token_bytes(token)
-        return {
-            "token": tokens.token_text(token),
-            "logprob": logprob,
-            "bytes": None if raw is None else list(raw),
-        }
+        return entry_json(self.prepared.text.tokenizer, entry)
 
 
 class CompletionAnswer(ChoicesAnswer):
@@ -203,6 +194,16 @@ class CompletionAnswer(ChoicesAnswer):
         for text, (_, value) in zip(entry.texts[1:], entry.top, strict=True):
             shown.setdefault(text, value)
         return shown | {entry.texts[0]: entry.logprob}
+
+
+def entry_json(tokens: TokenNames, entry: Entry, no_bytes: Sequence[int] | None = None) -> Json:
+    """One token's logprobs and those of the likeliest; `no_bytes` stand for the bytes of a special token."""
+
+    def named(token: int, logprob: float | None) -> Json:
+        raw = tokens.token_bytes(token)
+        return {"token": tokens.token_text(token), "logprob": logprob, "bytes": no_bytes if raw is None else list(raw)}
+
+    return named(entry.token, entry.logprob) | {"top_logprobs": [named(*each) for each in entry.top]}
 
 
 def _call(part: CallPart) -> Json:

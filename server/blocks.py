@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 from verdraft.server.answers import Answer, Json
-from verdraft.server.choices import Event, Finish
+from verdraft.server.choices import Entry, Event, Finish
 from verdraft.server.report import Report
 from verdraft.server.sse import NAMED, Wire
 from verdraft.server.thinking import CallPart
@@ -27,15 +27,17 @@ class Block:
     open: bool = True
     name: str = ""  # of the function that is called
     call_id: str = ""
+    entries: list[Entry] = field(default_factory=list)  # the logprobs of its tokens, for text alone
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One block has opened, closed, or grown by `delta`."""
+    """One block has opened, closed, or grown by `delta`, which `entries` belong to."""
 
     what: Literal["opened", "grown", "closed"]
     block: Block
     delta: str = ""
+    entries: Sequence[Entry] = ()
 
 
 @dataclass(slots=True)
@@ -46,10 +48,12 @@ class Blocks:
     tokens: list[int] = field(default_factory=list)
     finish: Finish | None = None
     stop: str = ""  # the stop string that ended the text
+    pending: list[Entry] = field(default_factory=list)  # of tokens whose text is still held back
 
     def feed(self, event: Event) -> Iterator[Change]:
         """What the event changes, in order."""
         self.tokens += event.tokens
+        self.pending += event.entries
         self.finish, self.stop = event.finish, event.stop
         if event.reasoning:
             yield from self._grow("reasoning", event.reasoning)
@@ -65,7 +69,7 @@ class Blocks:
             yield from self._open(Block(kind, len(self.all)))
         if text:
             self.all[-1].text += text
-            yield Change("grown", self.all[-1], text)
+            yield Change("grown", self.all[-1], text, self._take_entries(kind))
 
     def _call(self, part: CallPart) -> Iterator[Change]:
         if part.name:
@@ -77,9 +81,17 @@ class Blocks:
         self.all.append(block)
         yield Change("opened", block)
 
+    def _take_entries(self, kind: Kind) -> Sequence[Entry]:
+        """Those of the text so far; they are asked for only where an answer is nothing but text."""
+        taken = self.pending if kind == "text" else []
+        self.all[-1].entries += taken
+        self.pending = []
+        return taken
+
     def _close(self) -> Iterator[Change]:
         if self.all and self.all[-1].open:
             self.all[-1].open = False
+            self._take_entries(self.all[-1].kind)
             yield Change("closed", self.all[-1])
 
 

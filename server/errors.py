@@ -125,17 +125,15 @@ def request_too_large(max_body_bytes: int) -> ApiError:
     return ApiError(413, "request_too_large", f"the request body may have at most {max_body_bytes} bytes")
 
 
-def queue_full(retry_after: int = 1) -> ApiError:
-    """`retry_after` in whole seconds, at least 1."""
-    message = "too many requests are waiting; try again later"
+def rate_limited(what: str, retry_after: int = 1) -> ApiError:
+    """`what` there is too much of; `retry_after` in whole seconds, at least 1."""
+    message = f"too many {what}; try again later"
     headers = {"Retry-After": str(retry_after)}
     return ApiError(429, "rate_limit_exceeded", message, type="rate_limit_error", headers=headers)
 
 
-def too_many_connections() -> ApiError:
-    headers = {"Retry-After": "1"}
-    message = "too many connections are open; try again later"
-    return ApiError(429, "rate_limit_exceeded", message, type="rate_limit_error", headers=headers)
+def queue_full() -> ApiError:
+    return rate_limited("requests are waiting")
 
 
 def internal_error() -> ApiError:

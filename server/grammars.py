@@ -3,6 +3,8 @@
 Everything may run in any thread but the event loop's.
 """
 
+import contextlib
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -13,7 +15,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from verdraft.server.errors import ApiError, invalid_value, unsupported_parameter
+from verdraft.server.errors import ApiError, invalid_value, rate_limited, unsupported_parameter
 from verdraft.server.json_form import JsonForm, Place, find_keyword, keywords
 from verdraft.server.tokenizer import TextTokenizer
 from verdraft.spec.constraint import Constraint
@@ -23,6 +25,8 @@ MAX_GRAMMAR_CHARS = 64 << 10
 MAX_ENTRIES = 64
 MAX_SECONDS = 4.0  # to compile
 MAX_COMPILING = 2  # at once
+SEAT_SECONDS = 1.0  # to wait for the end of one of those
+LEAST_PRIORITY = 19  # as `nice` has it
 MAX_MULTIPLE = 10_000  # of multipleOf
 MAX_CONJUNCTION = 4  # patterns within allOf
 LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False)
@@ -62,14 +66,15 @@ class Grammars:
         return len(self._kept)
 
     def compile(self, form: JsonForm) -> Grammar:
-        """Takes at most MAX_SECONDS. Raises ApiError 400 that names `form.param` and the place in it."""
+        """Takes at most SEAT_SECONDS and MAX_SECONDS.
+
+        Raises ApiError: 400 that names `form.param` and the place in it; 429 when too many others compile.
+        """
         source = form.grammar()
         if len(source) > MAX_GRAMMAR_CHARS:
             raise invalid_value(form.param, f"the schema has more than {MAX_GRAMMAR_CHARS} characters")
-        with self._lock:
-            if source in self._kept:
-                self._kept.move_to_end(source)
-                return self._kept[source]
+        if kept := self._recall(source):
+            return kept
         for place in form.places:
             check_costs(form, place)
         grammar = self._compile(form, source)
@@ -79,9 +84,19 @@ class Grammars:
                 self._kept.popitem(last=False)
         return grammar
 
+    def kept(self, form: JsonForm) -> Grammar | None:
+        """The grammar of a form that is remembered."""
+        return self._recall(form.grammar())
+
+    def _recall(self, source: str) -> Grammar | None:
+        with self._lock:
+            if source in self._kept:
+                self._kept.move_to_end(source)
+            return self._kept.get(source)
+
     def _compile(self, form: JsonForm, source: str) -> Grammar:
-        if not self._seats.acquire(timeout=MAX_SECONDS):
-            raise _too_slow(form)
+        if not self._seats.acquire(timeout=SEAT_SECONDS):
+            raise rate_limited("schemas are being compiled", retry_after=round(MAX_SECONDS))
         found: list[LLMatcher] = []
 
         def work() -> None:
@@ -90,11 +105,13 @@ class Grammars:
             finally:
                 self._seats.release()
 
-        # NOTE: a thread cannot be stopped. One that takes too long goes on, and keeps its seat until it ends.
+        # NOTE: a thread cannot be stopped. One that takes too long goes on with what time nobody else wants, and keeps
+        # its seat until it ends.
         thread = threading.Thread(target=work, name="verdraft-grammar", daemon=True)
         thread.start()
         thread.join(MAX_SECONDS)
         if not found:
+            _yield_to_others(thread)
             raise _too_slow(form)
         (matcher,) = found
         if matcher.is_error():
@@ -115,6 +132,13 @@ class Grammars:
             if self._engine is None:
                 self._engine = build_engine(self._tokenizer, self._eos)
             return self._engine
+
+
+def _yield_to_others(thread: threading.Thread) -> None:
+    """Linux gives every thread a priority of its own."""
+    if thread.native_id is not None and thread.is_alive():
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.setpriority(os.PRIO_PROCESS, thread.native_id, LEAST_PRIORITY)
 
 
 def _mask(matcher: LLMatcher) -> bytes:

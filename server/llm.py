@@ -114,6 +114,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt, a text or token ids; one SamplingParams for all, or one for each.
 
+        Without any an answer has at most 16 tokens, as in vLLM.
+
         Raises ValueError for a bad prompt and ContextTooLong for one that does not fit.
         """
         if not isinstance(prompts, Iterable):

@@ -17,6 +17,7 @@ class SamplingParams(params.SamplingParams):
     Token ids are checked against the vocabulary when they are used.
     """
 
+    max_tokens: int | None = 16  # as in vLLM and for text completions over HTTP; None: all that fits
     stop: str | Sequence[str] = ()  # generation ends with the first token that completes one of them
     n: int = 1  # choices for each prompt
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, get_args
 
 import verdraft
 from verdraft.scheduler.request import Mode
-from verdraft.server import parse_chat, parse_completion, parse_messages
+from verdraft.server import parse_chat, parse_completion, parse_messages, parse_responses
 from verdraft.server.fields import INT64_MAX, INT64_MIN
 from verdraft.server.parse_common import (
     MAX_CHOICES,
@@ -217,6 +217,8 @@ RESPONSES: Schema = {
     "top_p": _optional("number", exclusiveMinimum=0, maximum=1),
     "metadata": METADATA,
     "stream": BOOLEAN,
+    "include": {"anyOf": [{"type": "null"}, _array({"enum": [parse_responses.LOGPROBS]})]},
+    "top_logprobs": _optional("integer", minimum=0, maximum=parse_chat.MAX_TOP_LOGPROBS),
     "chat_template_kwargs": VARIABLES,
 }
 TURN = _body(["role", "content"], {"role": {"enum": list(parse_messages.ROLES)}, "content": TEXT})

@@ -8,14 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verdraft.server.errors import invalid_type, invalid_value, missing, shown, unsupported_parameter
-from verdraft.server.fields import Fields, array, boolean, obj, only, required_string, string
+from verdraft.server.fields import Fields, array, boolean, integer, obj, only, required_string, string
 from verdraft.server.json_form import ANY_OBJECT, JsonForm, Place
-from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools, parse_variables
+from verdraft.server.parse_chat import (
+    MAX_TOP_LOGPROBS,
+    forced_tools,
+    form_of_answer,
+    offered_tools,
+    parse_variables,
+)
 from verdraft.server.parse_common import EXTENSIONS, check_metadata, parse_max_tokens, parse_model, parse_options
 from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits
 from verdraft.server.responses_input import parse_input
 
-UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "include", "top_logprobs", "context_management")
+UNSUPPORTED = ("previous_response_id", "conversation", "prompt", "context_management")
+LOGPROBS = "message.output_text.logprobs"  # the one thing that `include` can ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +84,20 @@ def _format(body: Fields) -> JsonForm | None:
 def _options(body: Fields, limits: Limits) -> GenerationOptions:
     check_metadata(body)
     max_tokens = parse_max_tokens(body, "max_output_tokens", None, 1)
-    options = parse_options(only(body, (*EXTENSIONS, "stop")), limits, max_tokens=max_tokens, logprobs=None)
+    options = parse_options(only(body, (*EXTENSIONS, "stop")), limits, max_tokens=max_tokens, logprobs=_logprobs(body))
     stream_options = obj(body, "stream_options") or {}
     boolean(stream_options, "include_obfuscation", path="stream_options.")
     return replace(options, include_usage=True)
+
+
+def _logprobs(body: Fields) -> int | None:
+    included = array(body, "include") or []
+    if any(entry != LOGPROBS for entry in included):
+        raise unsupported_parameter("include", f"'include' may only ask for {LOGPROBS}")
+    top = integer(body, "top_logprobs", 0, 0, MAX_TOP_LOGPROBS)
+    if top and not included:
+        raise invalid_value("top_logprobs", f'needs include: ["{LOGPROBS}"]')
+    return top if included else None
 
 
 def _shown(body: Fields, options: GenerationOptions) -> Mapping[str, Any]:
@@ -93,6 +110,7 @@ def _shown(body: Fields, options: GenerationOptions) -> Mapping[str, Any]:
         "metadata": body.get("metadata") or {},
         "temperature": options.sampling.temperature,
         "top_p": options.sampling.top_p,
+        "top_logprobs": options.sampling.logprobs or 0,
         "parallel_tool_calls": boolean(body, "parallel_tool_calls", default=True),
         "previous_response_id": None,
         "background": False,

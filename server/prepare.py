@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 from verdraft.scheduler.request import NeverStop, Request, StopCheck
 from verdraft.server.assembler import TextAssembler
 from verdraft.server.choices import ChoiceReader, Echo
-from verdraft.server.errors import context_length
+from verdraft.server.errors import context_length, unsupported_parameter
+from verdraft.server.json_form import JsonForm
 from verdraft.server.jsonbody import parse_body
 from verdraft.server.parse_chat import parse_chat
 from verdraft.server.parse_completion import parse_completion
@@ -42,6 +43,7 @@ class Prepared:
     splitter: Callable[[], Splitter] = NoThoughts
     shown: Mapping[str, Any] = field(default_factory=dict)
     constraint: Callable[[], Constraint] = free_text
+    form: JsonForm | None = None  # whose grammar must still be compiled
 
     @property
     def num_choices(self) -> int:
@@ -101,7 +103,11 @@ def prepare_chat(body: bytes, content_type: str | None, text: Text, limits: Limi
 def prepare_responses(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
     """/v1/responses. Raises ApiError."""
     request = parse_responses_body(parse_body(body, content_type), limits)
-    return _chat(request.chat, text, limits, "input", request.shown)
+    prepared = _chat(request.chat, text, limits, "input", request.shown)
+    if request.chat.options.sampling.logprobs is not None and prepared.splitter is not NoThoughts:
+        message = "'include': logprobs are only for answers of nothing but text, not for calls and thoughts"
+        raise unsupported_parameter("include", message)
+    return prepared
 
 
 def prepare_messages(body: bytes, content_type: str | None, text: Text, limits: Limits) -> Prepared:
@@ -115,6 +121,7 @@ def _chat(
     if len(request.prompt.messages) >= limits.max_model_len:  # each takes a token and more
         raise context_length(param, len(request.prompt.messages), limits.max_model_len, exact=False)
     prompt = text.template.encode(request.prompt, lambda rendered: _check_length(rendered, text, limits, param))
+    kept = text.grammars.kept(request.form) if request.form else None
     return Prepared(
         options=request.options,
         prompts=(prompt,),
@@ -125,7 +132,8 @@ def _chat(
         param=param,
         splitter=_splitter(request, text, prompt),
         shown=shown or {},
-        constraint=text.grammars.compile(request.form).start if request.form else free_text,
+        constraint=kept.start if kept else free_text,
+        form=None if kept else request.form,
     )
 
 

@@ -6,7 +6,7 @@ from http import HTTPStatus
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from verdraft.server.errors import ApiError, invalid_json, too_many_connections, unavailable
+from verdraft.server.errors import ApiError, invalid_json, rate_limited, unavailable
 from verdraft.server.middleware import usable_request_id
 
 MAX_HEAD_BYTES = 64 << 10  # request line and headers, or trailers, of one request
@@ -128,7 +128,7 @@ class Protocol(HttpToolsProtocol):
         idle = next(iter(self.seats.idle))
         del self.seats.idle[idle]
         if idle is self or idle._arriving:
-            idle._end(too_many_connections())
+            idle._end(rate_limited("connections are open"))
         else:  # what came unasked would be taken for the answer to the next request
             idle.transport.close()
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -96,9 +96,13 @@ class GenerateEndpoint:
 
     async def _prepare(self, scope: Scope, service: Service, body: bytes) -> Prepared:
         content_type = Headers(scope=scope).get("content-type")
-        return await service.workers.run(
+        prepared = await service.workers.run(
             len(body), self.dialect.prepare, body, content_type, service.text, service.limits
         )
+        if prepared.form is None:
+            return prepared
+        grammar = await service.workers.compile(service.text.grammars, prepared.form)
+        return replace(prepared, constraint=grammar.start, form=None)
 
     def _submit(self, service: Service, generation: Generation, prepared: Prepared) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 import verdraft
+from verdraft.scheduler.errors import EngineDead
 from verdraft.server.connection import read_body
 from verdraft.server.errors import model_not_found
 from verdraft.server.jsonbody import Body, parse_body
@@ -115,10 +116,11 @@ class MetaRoutes:
         return JsonResponse({"aborted": self.lifecycle.abort(response_id)})
 
     async def reset(self) -> Response:
-        engine = self.lifecycle.loaded().engine
-        if engine.health() == "dead":  # its thread would never answer
-            raise engine_dead()
-        await engine.reset_caches()
+        try:
+            await self.lifecycle.loaded().engine.reset_caches()
+        except EngineDead:
+            self.lifecycle.admit()  # the server is shutting down: that is the reason
+            raise engine_dead() from None
         return JsonResponse({})
 
     async def _parsed(self, request: Request, service: Service, use: Callable[[Body, Text, Limits], T]) -> T:

@@ -10,21 +10,29 @@ from typing import ParamSpec, Protocol, TypeVar
 from verdraft.scheduler.async_engine import AsyncEngine
 from verdraft.scheduler.config import EngineConfig
 from verdraft.server.chat_template import ChatTemplate
-from verdraft.server.grammars import Grammars
+from verdraft.server.errors import rate_limited
+from verdraft.server.grammars import Grammar, Grammars
+from verdraft.server.json_form import JsonForm
 from verdraft.server.requests import Limits
 from verdraft.server.tokenizer import TextTokenizer
 
+MAX_SCHEMAS = 8  # that compile or wait for it
 SMALL_BODY = 16 << 10  # bytes; longer ones are tokenised in a queue of their own
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class TextWorkers:
-    """Threads that parse, render and tokenise, so that the event loop never does. Short bodies do not wait for long."""
+    """Threads that parse, render and tokenise, so that the event loop never does. Short bodies do not wait for long.
+
+    Schemas are compiled by threads of their own: a few bad ones keep nobody else waiting.
+    """
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(2, thread_name_prefix="verdraft-text")
         self._long = ThreadPoolExecutor(2, thread_name_prefix="verdraft-long-text")
+        self._schemas = ThreadPoolExecutor(MAX_SCHEMAS, thread_name_prefix="verdraft-schema")
+        self._num_schemas = 0
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(*args, **kwargs)` in a thread; `size` is the length of the body it works on."""
@@ -33,9 +41,19 @@ class TextWorkers:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(pool, lambda: context.run(work, *args, **kwargs))
 
+    async def compile(self, grammars: Grammars, form: JsonForm) -> Grammar:
+        """Raises ApiError: 400 for a bad form, 429 when too many others are at it."""
+        if self._num_schemas >= MAX_SCHEMAS:
+            raise rate_limited("schemas are being compiled")
+        self._num_schemas += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._schemas, grammars.compile, form)
+        finally:
+            self._num_schemas -= 1
+
     def close(self) -> None:
         """Start nothing more."""
-        for pool in (self._short, self._long):
+        for pool in (self._short, self._long, self._schemas):
             pool.shutdown(wait=False, cancel_futures=True)
 
 

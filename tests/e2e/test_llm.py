@@ -63,6 +63,14 @@ def test_a_prompt_that_does_not_fit_submits_nothing(llm: LLM) -> None:
     assert llm.generate("a", SamplingParams(max_tokens=1), use_tqdm=False)[0].outputs[0].finish_reason == "length"
 
 
+def test_an_answer_is_as_short_as_in_vllm_unless_asked_otherwise(llm: LLM) -> None:
+    """Without a limit one went on to the end of the context, for minutes."""
+    default, whole = SamplingParams(ignore_eos=True), SamplingParams(ignore_eos=True, max_tokens=None)
+    found = llm.generate(["a", "a"], [default, whole], use_tqdm=False)
+    lens = [len(answer.outputs[0].token_ids) for answer in found]
+    assert lens[0] == default.max_tokens < lens[1]
+
+
 def test_bad_messages(llm: LLM) -> None:
     with pytest.raises(ValueError, match="role"):
         llm.chat([{"role": "wizard", "content": "x"}])

@@ -177,6 +177,19 @@ async def test_nobody_waits_for_an_engine_that_dies_meanwhile(start, make_reques
         assert (await _collect(stream))[-1].error_code == "engine_dead"
 
 
+async def test_a_reset_that_finds_the_engine_stopped_says_so(start, make_request):
+    """One that came while the server stopped once waited for ever, and got an answer of plain text."""
+    bridge = await start()
+    bridge.submit([make_request("a", PROMPT, max_tokens=2, fault=Fault("freeze", seconds=0.3))])
+    closing = asyncio.create_task(bridge.close())
+    await asyncio.sleep(0)
+    for _ in range(2):  # while the thread ends, and after
+        with pytest.raises(EngineDead):
+            async with asyncio.timeout(10):
+                await bridge.reset_caches()
+        await closing
+
+
 async def test_caches_are_reset_between_steps(start, make_request):
     bridge = await start()
     cached = []

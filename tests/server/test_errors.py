@@ -38,7 +38,7 @@ def test_context_length_names_both_numbers() -> None:
 
 
 def test_headers() -> None:
-    assert errors.queue_full(2).headers == {"Retry-After": "2"}
+    assert errors.rate_limited("x", 2).headers == {"Retry-After": "2"}
     assert errors.queue_full().type == "rate_limit_error"
     assert errors.invalid_api_key().headers == {"WWW-Authenticate": "Bearer"}
     assert errors.unavailable("engine_dead", "the engine has ended").headers == {}

@@ -49,7 +49,7 @@ def test_the_bounds_themselves_are_fine() -> None:
 
 def test_offline_use_has_every_setting_that_changes_what_an_engine_does() -> None:
     only_served = {
-        "model", "served_model_name", "host", "port", "api_key", "max_queue", "max_body_bytes", "learning",
-        "suffix_cache", "request_timeout", "drain_timeout", "log_level", "log_format", "config",
+        "model", "served_model_name", "host", "port", "api_key", "max_queue", "max_connections", "max_body_bytes",
+        "learning", "suffix_cache", "request_timeout", "drain_timeout", "log_level", "log_format", "config",
     }  # fmt: skip
     assert set(Settings.model_fields) - only_served == set(OFFLINE_SETTINGS)

@@ -46,6 +46,13 @@ def test_options(limits: Limits) -> None:
     assert (options.stop, options.cache_salt, options.n) == (("a",), "s", 1)
 
 
+@pytest.mark.parametrize(("top", "found"), [({}, 0), ({"top_logprobs": 4}, 4)])
+def test_logprobs_are_asked_for_by_include(limits: Limits, top: dict[str, int], found: int) -> None:
+    request = parse(limits, include=["message.output_text.logprobs"], **top)
+    assert (request.chat.options.sampling.logprobs, request.shown["top_logprobs"]) == (found, found)
+    assert parse(limits, include=[], top_logprobs=0).chat.options.sampling.logprobs is None
+
+
 def test_instructions_and_messages(limits: Limits) -> None:
     parts = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
     said = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "c"}]}
@@ -115,7 +122,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
-    ({"include": ["message.output_text.logprobs"]}, "include"),
+    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"include": "message.output_text.logprobs"}, "include"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"include": ["message.output_text.logprobs"], "top_logprobs": 21}, "top_logprobs"),
     ({"truncation": "auto"}, "truncation"),
     ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ({"metadata": {"a": 5}}, "metadata"),

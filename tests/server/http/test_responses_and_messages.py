@@ -71,6 +71,32 @@ async def test_the_events_of_a_response(stage: Any) -> None:
     assert items[1] == found[-1]["response"]["output"][0]
 
 
+async def test_the_logprobs_of_a_response(stage: Any) -> None:
+    """Every token has one entry, in the delta that shows it; the bytes join to the text."""
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    async with stage() as s:
+        plain = (await post(s, RESPONSES, **asked)).json()
+        found = await streamed(s, RESPONSES, **asked, stop=["the moon"])
+        chat = (await post(s, "/v1/chat/completions", logprobs=True, top_logprobs=1)).json()
+        bare = (await post(s, RESPONSES)).json()
+    (part,) = plain["output"][0]["content"]
+    assert part["logprobs"] == chat["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for entry in part["logprobs"] for byte in entry["bytes"]).decode() == part["text"] == SPOKEN
+    assert (plain["top_logprobs"], bare["top_logprobs"]) == (1, 0)
+    assert bare["output"][0]["content"][0]["logprobs"] == []
+    deltas = [event for event in found if event["type"] == "response.output_text.delta"]
+    assert [entry for event in deltas for entry in event["logprobs"]] == part["logprobs"]
+    (done,) = [event for event in found if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == found[-1]["response"]["output"][0]["content"][0]["logprobs"] == part["logprobs"]
+
+
+@pytest.mark.parametrize("more", [{"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}, {}])
+async def test_logprobs_of_thoughts_and_calls_are_refused(stage: Any, more: Any) -> None:
+    async with stage(template=None if more else THINKING) as s:
+        answer = await post(s, RESPONSES, include=["message.output_text.logprobs"], **more)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "include")
+
+
 async def test_a_response_object(stage: Any) -> None:
     async with stage() as s:
         asked = {"instructions": "Be kind.", "temperature": 0.5, "metadata": {"a": "b"}, "max_output_tokens": 9}

@@ -1,9 +1,14 @@
 """Forms and calls over HTTP. The scripted engine says what it likes, so this is about the shape of the answers."""
 
+import asyncio
 import json
+import threading
+from collections import Counter
 from typing import Any
 
 import pytest
+
+from verdraft.server import grammars
 
 CHAT = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
@@ -18,6 +23,29 @@ async def post(s: Any, **body: Any) -> Any:
 def deltas(text: str) -> list[dict[str, Any]]:
     lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
     return [choice for line in lines for choice in json.loads(line)["choices"]]
+
+
+async def test_schemas_that_take_too_long_keep_nobody_else_waiting(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They used to hold the threads that tokenise, four seconds each."""
+    monkeypatch.setattr(grammars, "MAX_SECONDS", 3.0)
+    end = threading.Event()
+    body = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+
+    def form(number: int) -> dict[str, Any]:
+        return {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": number}}}
+
+    async with stage() as s:
+        assert (await post(s, response_format=body)).status_code == 200
+        monkeypatch.setattr(s.lifecycle.service.text.grammars, "_matcher", lambda source: end.wait(30))
+        flood = [asyncio.create_task(post(s, response_format=form(number))) for number in range(40)]
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(1):
+            assert (await post(s)).status_code == 200
+            assert (await post(s, response_format=body)).status_code == 200  # a schema that is known
+        found = Counter([answer.status_code for answer in await asyncio.gather(*flood)])
+        assert found == {400: grammars.MAX_COMPILING, 429: 40 - grammars.MAX_COMPILING}
+        assert (await post(s, response_format=form(-1))).headers["retry-after"]
+        end.set()
 
 
 CALLS = [
