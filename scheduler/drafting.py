@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from verdraft.scheduler.bets import Bets, Use, Without, kind_of
 from verdraft.scheduler.eagle import EagleDrafter
 from verdraft.scheduler.estimates import Estimates
 from verdraft.scheduler.exits import ExitDrafter
@@ -17,7 +18,8 @@ from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 from verdraft.spec.asking import Asking
 from verdraft.spec.draft import ASK, EMPTY, Draft, Drafter, NoDrafter
-from verdraft.spec.router import TAU, Arm, Plan, by_score, loss, payoff, use
+from verdraft.spec.ledger import Ledger
+from verdraft.spec.router import TAU, Arm, Plan, by_score, free_plan, loss, use, with_models
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, CostTable, spend
 from verdraft.spec.suffix import SuffixStores
@@ -60,6 +62,14 @@ class ModelDrafter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An arm and whose it is."""
+
+    model: ModelDrafter
+    arm: Arm
+
+
 class Drafting:
     """Knows the server's draft sources and what a pass costs; sets `seq.draft` of running sequences."""
 
@@ -68,10 +78,13 @@ class Drafting:
         self.exits = exits
         self.eagle = eagle
         self.models: tuple[ModelDrafter, ...] = (eagle, exits) if eagle else (exits,)  # preferred ones first
+        self._arms: tuple[Mode, ...] = (*exits.modes, *(eagle.modes if eagle else ()))
         self.stores = SuffixStores(scheduler.config.suffix_store_tokens)
         self.estimates = Estimates()
         self.asking = Asking()
         self._trials = trials
+        self._ledger = Ledger()
+        self._bets = Bets(self._ledger, trials)
         self._rest, self._rested_with = 0, 0  # steps in which models are not asked, while so many sequences decode
         self._scheduler = scheduler
         self._config = scheduler.config
@@ -79,7 +92,7 @@ class Drafting:
     @property
     def modes(self) -> tuple[Mode, ...]:
         """What a request's `speculation` may ask for."""
-        return ("auto", "off", "suffix", *self.exits.modes, *(self.eagle.modes if self.eagle else ()), "hybrid")
+        return ("auto", "off", "suffix", *self._arms, "hybrid")
 
     def measure(self, full: CostTable) -> None:
         """Learn what each source costs here; `full` are whole passes."""
@@ -122,40 +135,69 @@ class Drafting:
         asked: dict[int, Asked] = {}
         proposed = [self._ask(i, seq, rooms[i], len(decoding), asked) for i, seq in enumerate(decoding)]
         free, scores = self.estimates.judge(decoding, proposed)
-        offers = self._offers(decoding, rooms)
-        arms = [_without_predictions(arm, free) for _, arm in offers]
-        plan = self._plan(decoding, free, scores, arms)
-        if any(arm.hopes for arm in arms) and self._config.router == "payoff" and not _uses_model(plan):
-            self._rest, self._rested_with = REST, len(decoding)
+        without = Without(free, free_plan([draft.probs for draft in free], self.costs))
+        offers = self._offers(decoding, rooms, free)
+        plan = self._plan(decoding, without, scores, [offer.arm for offer in offers])
+        if any(offer.arm.hopes for offer in offers) and self._config.router == "payoff" and not _uses_model(plan):
+            self._rest = REST
         self._learn_asking(asked, free, plan)
         self._trials.earn()
         for seq, draft, route in zip(decoding, free, plan.routes, strict=True):
             seq.draft = draft.trim(max(route.length, draft.least)) if route.arm is None else EMPTY
             seq.hindsight.history.cycle(seq.draft.source == "suffix" and bool(seq.draft.tokens))
         if _uses_model(plan):
-            self._let_draft(offers, decoding, plan)
+            self._let_draft(offers, decoding, plan, without)
         self.exits.prune(decoding)
 
-    def _offers(self, decoding: list[Sequence], rooms: Seq[int]) -> list[tuple["ModelDrafter", Arm]]:
-        """What models offer; where nothing of it paid a moment ago, they are not asked in every step."""
+    def _offers(self, decoding: list[Sequence], rooms: Seq[int], free: Seq[Draft]) -> list[Offer]:
+        """What models offer; where nothing of it paid a moment ago, they are not asked in every step, and those that
+        brought too little for long are left alone for long."""
+        self._bets.forget()
+        if not any(seq.eagle or seq.exits for seq in decoding):
+            return []
+        self._ledger.step()
         if self._rest and len(decoding) == self._rested_with:
             self._rest -= 1
             return []
-        self._rest = 0
-        return [(model, arm) for model in self.models for arm in model.arms(decoding, rooms)]
+        self._rest, self._rested_with = 0, len(decoding)
+        resting = self._resting(decoding)
+        if self.eagle:
+            self.eagle.follow(self._scheduler.running, "eagle" not in resting)
+        if len(resting) == len(self._arms):
+            self._rest = REST
+            return []
+        arms = ((model, arm) for model in self.models for arm in model.arms(decoding, rooms))
+        return [Offer(model, _without_predictions(arm, free)) for model, arm in arms if arm.name not in resting]
 
-    def _let_draft(self, offers: Seq[tuple["ModelDrafter", Arm]], decoding: Seq[Sequence], plan: Plan) -> None:
+    def _resting(self, decoding: list[Sequence]) -> set[str]:
+        """Arms to do without; none where a request asks for one by name, or where costs were not measured."""
+        named = any(self.mode(seq.request) not in ("off", "suffix", "hybrid") for seq in decoding)
+        if named or self._config.router != "payoff" or self.costs.of(1) == 0.0:
+            return set()
+        return {arm for arm in self._arms if self._ledger.rests(kind_of(arm, len(decoding)))}
+
+    def _let_draft(self, offers: Seq[Offer], decoding: Seq[Sequence], plan: Plan, without: Without) -> None:
         """Models draft as planned; what they are sure of only then, may be less than pays to verify."""
-        for model, arm in offers:
-            chosen = [i for i, route in enumerate(plan.routes) if route.arm == arm.name]
-            if chosen:
-                drafts = model.draft(arm.name, [decoding[i] for i in chosen], [plan.routes[i].length for i in chosen])
-                for i, draft in zip(chosen, drafts, strict=True):
-                    decoding[i].draft = replace(draft, least=len(draft.tokens[:1])) if i in plan.trials else draft
+        uses = [use for offer in offers if (use := self._use(offer, decoding, plan))]
         if self._config.router == "payoff":
             lengths = spend([seq.draft.probs for seq in decoding], len(decoding), self.costs)
             for seq, length in zip(decoding, lengths, strict=True):
                 seq.draft = seq.draft.trim(max(length, seq.draft.least))
+        if self.costs.of(1) > 0.0:
+            for use in uses:
+                self._bets.place(use, decoding, without, self.costs)
+
+    def _use(self, offer: Offer, decoding: Seq[Sequence], plan: Plan) -> Use | None:
+        """Let one arm draft for the sequences that the plan has for it, if any."""
+        chosen = [i for i, route in enumerate(plan.routes) if route.arm == offer.arm.name]
+        if not chosen:
+            return None
+        began = time.perf_counter()
+        lengths = [plan.routes[i].length for i in chosen]
+        drafts = offer.model.draft(offer.arm.name, [decoding[i] for i in chosen], lengths)
+        for i, draft in zip(chosen, drafts, strict=True):
+            decoding[i].draft = replace(draft, least=len(draft.tokens[:1])) if i in plan.trials else draft
+        return Use(offer.arm, chosen, time.perf_counter() - began)
 
     def _ask(self, i: int, seq: Sequence, room: int, load: int, asked: dict[int, Asked]) -> Draft:
         limit = min(self._config.max_draft_len, room)
@@ -176,12 +218,11 @@ class Drafting:
             asked[i] = Asked(kind, time.perf_counter() - began)
         return draft
 
-    def _plan(self, decoding: Seq[Sequence], free: Seq[Draft], scores: Seq[float], arms: Seq[Arm]) -> Plan:
-        probs = [draft.probs for draft in free]
-        plan = payoff(probs, arms, self.costs)
+    def _plan(self, decoding: Seq[Sequence], without: Without, scores: Seq[float], arms: Seq[Arm]) -> Plan:
+        plan = with_models(without.plan, without.probs, arms, self.costs)
         for arm in arms:
-            plan = self._try_out(plan, arm, probs)
-        return plan if self._config.router == "payoff" else self._by_score(plan, decoding, free, scores, arms)
+            plan = self._try_out(plan, arm, without.probs)
+        return plan if self._config.router == "payoff" else self._by_score(plan, decoding, without.free, scores, arms)
 
     def _try_out(self, plan: Plan, arm: Arm, probs: Seq[Seq[float]]) -> Plan:
         """One token each by an arm that the plan has no use for, where more is to be learned of it than is lost."""
@@ -191,7 +232,7 @@ class Drafting:
             chosen = [i for i in sequences if i in arm.hopes and plan.routes[i].arm is None]
             if chosen:
                 trial = use(plan, arm, chosen, 1, probs)
-                if self._trials.may_spend(max(0.0, loss(plan, trial, self.costs)), must):
+                if self._bets.may_try(arm, max(0.0, loss(plan, trial, self.costs)), must):
                     return replace(trial, trials=(*plan.trials, *chosen))
         return plan
 
@@ -220,6 +261,7 @@ class Drafting:
         """How a draft, and what sources thought of it, compares with what the full model says."""
         for model in self.models:
             model.learn(verified)
+        self._bets.learn(verified)
         self.estimates.learn(verified.work.seq, verified.tokens)
 
     def _learn_asking(self, asked: dict[int, Asked], free: Seq[Draft], plan: Plan) -> None:

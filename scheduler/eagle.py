@@ -74,12 +74,19 @@ class EagleDrafter:
 
     # ---- following sequences
 
+    def follow(self, seqs: Iterable[Sequence], wanted: bool) -> None:
+        """Say whether what the target computes of these sequences, and of new ones, is kept from now on."""
+        self._typical.followed = wanted
+        for seq in seqs:
+            if seq.eagle:
+                seq.eagle.followed = wanted
+
     def watch(self, results: Iterable[Verified], taps: Tensor) -> None:
         """Keep what the target computed for the tokens that stay; before they are committed."""
         end = 0
         for result in results:
             start, end = end, end + result.work.num_tokens
-            if result.work.seq.eagle:
+            if result.work.seq.is_followed:
                 rows = taps[start:end]
                 self._guarded([result.work.seq], partial(self._keep, result, rows))
 

@@ -89,6 +89,7 @@ class ExitDrafter:
             partial(self._seconds, cycle, agree),
             unknown=[i for i, seq in offers if seq.exits[mode].on_trial],
             unseen=[i for i, seq in offers if len(seq.exits) == 1 and not seq.exits[mode].num_windows],
+            saved=partial(self.costs.saved, cycle),
         )
 
     def _seconds(self, cycle: Cycle, agree: float, count: int, length: int, rows: int) -> float:

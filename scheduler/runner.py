@@ -57,7 +57,7 @@ class Runner:
 
     def _taps_of(self, plan: list[Work]) -> tuple[int, ...]:
         """None where no sequence will ask for what they keep."""
-        return self.taps if self.taps and any(work.seq.eagle for work in plan) else ()
+        return self.taps if self.taps and any(work.seq.is_followed for work in plan) else ()
 
     def stream(self, rows: Tensor) -> Tensor:  # of `run` -> [T, hidden]
         """The residual stream without what was kept beside it."""

@@ -96,6 +96,11 @@ class Sequence:
         """Only the newest token is missing, so one pass yields the next."""
         return self.owed == 1 and self.num_output > 0
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether an EAGLE head wants what the model computes of it."""
+        return self.eagle is not None and self.eagle.followed
+
     def block_keys(self, block_size: int, limit: int) -> list[bytes]:
         """Keys of the first `limit` full blocks of the tokens; computed once per block."""
         while len(self.keys) <= limit:

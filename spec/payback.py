@@ -19,11 +19,13 @@ class Payback:
     levels: float = 2.0  # that the model took to draft
     num_drafts: int = 0
     num_unused: int = 0  # chances to draft since the last draft
+    followed: bool = True  # whether what the model needs is kept; else it cannot draft
     agreement: Agreement = field(default_factory=Agreement)
 
     def fresh(self) -> "Payback":
         """One for another sequence, which expects what this one has seen until it knows better."""
-        return Payback(self.accepted, self.verified, self.levels, agreement=Agreement(typical=self.agreement))
+        agreement = Agreement(typical=self.agreement)
+        return Payback(self.accepted, self.verified, self.levels, followed=self.followed, agreement=agreement)
 
     def drafted(self, levels: int) -> None:
         """The model went so many levels deep."""

@@ -22,6 +22,7 @@ class Arm:
     `hopes` by sequence: how many tokens of drafts of 1, 2, .. tokens (trees: levels) will be accepted, on average.
     `seconds(count, length, rows)`: what drafting `length` tokens for `count` sequences takes, less what it saves the
     pass over `rows` tokens that follows. `rows_at`: tokens to verify at every length, on average; empty for as many.
+    `saved(drafted, rows)`: of that, what `drafted` of its tokens save the pass.
     `unknown` and `unseen` are sequences for which its drafts were judged too seldom yet, or were never made though it
     was asked for.
     """
@@ -32,6 +33,7 @@ class Arm:
     rows_at: Mapping[int, Sequence[float]] = field(default_factory=dict)
     unknown: Sequence[int] = ()
     unseen: Sequence[int] = ()
+    saved: Callable[[int, int], float] = lambda drafted, rows: 0.0
 
     @property
     def longest(self) -> int:
@@ -59,6 +61,9 @@ class Route:
 
     arm: str | None
     length: int
+
+
+_NOTHING = Route(None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +95,21 @@ class Plan:
 
 def free_plan(free: Sequence[Sequence[float]], costs: CostTable) -> Plan:
     """Free drafts alone, each as long as pays. free[i][j] is the chance that draft i is accepted beyond token j."""
+    if not any(free):
+        return Plan((_NOTHING,) * len(free), Outlook(len(free), len(free)))
     lengths = spend(free, len(free), costs)
     tokens = len(free) + sum(sum(probs[:n]) for probs, n in zip(free, lengths, strict=True))
     return Plan(tuple(Route(None, n) for n in lengths), Outlook(tokens, len(free) + sum(lengths)))
 
 
 def payoff(free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: CostTable) -> Plan:
-    """The most tokens a second: free drafts as long as pays, and then, model by model, the use that adds most to the
-    rate, until none adds anything."""
-    plan, rest = free_plan(free, costs), list(arms)
+    """The most tokens a second: free drafts as long as pays, and then what models add."""
+    return with_models(free_plan(free, costs), free, arms, costs)
+
+
+def with_models(plan: Plan, free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: CostTable) -> Plan:
+    """`plan` and, model by model, the use that adds most to its rate, until none adds anything."""
+    rest = list(arms)
     while rest:
         offers = [(rate, arm, chosen, length) for arm in rest for rate, chosen, length in _uses(plan, arm, free, costs)]
         best = max(offers, key=itemgetter(0), default=None)

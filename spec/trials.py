@@ -1,6 +1,6 @@
 """How much may be lost on finding out what a source is worth: a small share of the time that went by."""
 
-SHARE = 0.005  # of the time that may be lost on trials
+SHARE = 0.0025  # of the time that may be lost on trials
 FIRST = 1.0  # steps that may be lost before any time went by
 MOST = 4.0  # steps that may be saved up, or owed
 
@@ -21,3 +21,7 @@ class Trials:
             return False
         self.steps = max(-MOST, self.steps - steps)
         return True
+
+    def settle(self, expected: float, lost: float) -> None:
+        """A trial that was to lose `expected` steps has lost `lost`; negative for a gain."""
+        self.steps = min(MOST, max(-MOST, self.steps + expected - lost))

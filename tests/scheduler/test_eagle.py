@@ -226,3 +226,26 @@ def test_no_draft_takes_what_others_owe(make_engine, drain, make_request, hash_m
         assert served >= {"a", "b", "c", "d"}
         prefills = prefills and "new" not in served
     assert not prefills
+
+
+@pytest.mark.parametrize("agreement", [0.0, 1.0])
+def test_a_sequence_is_followed_only_while_its_head_may_pay(
+    make_engine, drain, make_request, hash_model, eagle_of, agreement
+):
+    model = hash_model()
+    params = {"max_tokens": 240, "ignore_eos": True}
+    expected = answer_of(make_engine, drain, make_request, PROMPT, model=model, **params)
+    engine = make_engine(model=model, eagle=eagle_of(model, agreement))
+    full, part = CostTable((1, 32), (1.0, 2.0)), CostTable((1, 32), (0.1, 0.1))
+    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(full, part, part, part)
+    engine.add(make_request("a", PROMPT, speculation="hybrid", **params))
+    tokens, followed = [], []
+    while engine.has_work:
+        tokens += [token for _, piece in engine.step() for token in piece.tokens]
+        followed += [seq.is_followed for seq in engine.scheduler.running]
+    assert tokens == expected
+    if agreement:
+        assert all(followed)
+    else:
+        assert 0.2 < sum(followed) / len(followed) < 0.8
+        assert True in followed[followed.index(False) :]  # things may have changed

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verdraft.spec.asking import Asking
+from verdraft.spec.ledger import Ledger
 from verdraft.spec.router import Arm, Plan, Route, by_score, free_plan, loss, payoff, use
 from verdraft.spec.spending import CostTable
 from verdraft.spec.trials import Trials
@@ -126,13 +127,63 @@ def test_trials_cost_a_small_share_of_the_time() -> None:
     for _ in range(10_000):
         trials.earn()
         lost += 2.0 if trials.may_spend(2.0) else 0.0
-    assert 0.003 < lost / 10_000 < 0.006
+    assert 0.0015 < lost / 10_000 < 0.003
+
+
+def test_trials_pay_what_they_lost_in_the_end() -> None:
+    trials = Trials()
+    assert trials.may_spend(0.5)
+    trials.settle(0.5, 3.0)
+    assert not trials.may_spend(0.1)
+    trials.settle(0.0, -3.0)  # one that won
+    assert trials.may_spend(0.5)
+
+
+def steps_awake(ledger: Ledger, num_steps: int, saved: float | None) -> list[bool]:
+    """Whether a model is awake in each step, if every use saves that much; None: it is never used."""
+    found = []
+    for _ in range(num_steps):
+        ledger.step()
+        found.append(not ledger.rests("model"))
+        if found[-1] and saved is not None:
+            ledger.enter("model", saved)
+    return found
+
+
+def test_a_model_that_loses_rests_longer_and_longer() -> None:
+    ledger = Ledger()
+    assert all(steps_awake(ledger, 200, 1e-3))
+    awake = steps_awake(ledger, 10_000, -1e-3)
+    assert sum(awake) < 0.02 * len(awake)
+    assert any(awake[-1200:])  # it is never given up
+
+
+def test_a_model_that_wins_again_is_back() -> None:
+    ledger = Ledger()
+    steps_awake(ledger, 3000, -1e-3)
+    assert all(steps_awake(ledger, 2000, 1e-3)[1100:])
+
+
+def test_a_model_that_is_never_used_rests_too() -> None:
+    awake = steps_awake(Ledger(), 10_000, None)
+    assert all(awake[:64])
+    assert sum(awake) < 0.1 * len(awake)
+
+
+def test_kinds_of_use_do_not_share_their_losses() -> None:
+    ledger = Ledger()
+    for _ in range(20):
+        ledger.step()
+        ledger.enter("under load", -1e-3)
+        ledger.enter("alone", 1e-3)
+    assert ledger.rests("under load")
+    assert not ledger.rests("alone")
 
 
 def test_what_was_asked_for_by_name_is_tried_and_paid_for_later() -> None:
     trials = Trials()
     assert all(trials.may_spend(1.5, must=True) for _ in range(100))
     assert not trials.may_spend(0.1)
-    for _ in range(1000):
+    for _ in range(2000):
         trials.earn()
     assert trials.may_spend(0.1)
