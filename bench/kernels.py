@@ -1,8 +1,8 @@
 """`python -m verdraft.bench.kernels`: each CPU kernel against its floor, torch and the portable fallback, by rows.
 
 The floor of a kernel is the larger of its bytes over the machine's read speed and its multiplications over
-the machine's product speed, both measured first. Then what layers and head of a model cost, and which part of a step
-is Python. Trust nothing from a busy machine.
+the machine's product speed, both measured first. Then what layers and head of a model cost, what passes over few rows
+cost beside reading their bytes, and which part of a step is Python. Trust nothing from a busy machine.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from verdraft.bench.floor import print_floors
 from verdraft.bench.python_share import print_share
 from verdraft.bench.segments import print_segments
 from verdraft.bench.timing import CPU, one_sequence, seconds
@@ -79,6 +80,7 @@ def main() -> None:
             for work in [*products, *others]:
                 report(work, machine)
         print_segments(args.model or demo_model(), args.exits, args.context)
+    print_floors(args.model or demo_model(), args.context)
     print_share(args.model or demo_model(), args.context)
 
 
