@@ -1,11 +1,14 @@
-"""A small tokenizer of sentencepiece's kind, as a folder; and the limits that parsers need."""
+"""Small tokenizers of both kinds, a tiny model with one of them, and the limits that parsers need."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from verdraft.server.requests import Limits
+from verdraft.server.tokenizer import TextTokenizer
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +26,24 @@ def sentencepiece_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sentencepiece")
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text('{"vocab_size": 300}')
+    return folder
+
+
+@pytest.fixture(scope="session")
+def sentencepiece(sentencepiece_folder: Path) -> TextTokenizer:
+    return TextTokenizer(sentencepiece_folder)
+
+
+@pytest.fixture(scope="session")
+def byte_level(byte_level_folder: Path) -> TextTokenizer:
+    return TextTokenizer(byte_level_folder)
+
+
+@pytest.fixture(scope="session")
+def model_path(tiny_model: Callable[..., Path], byte_level_folder: Path) -> Path:
+    """A random model of four layers with the byte-level tokenizer, as a folder."""
+    folder = tiny_model("Llama", num_hidden_layers=4)
+    shutil.copy(byte_level_folder / "tokenizer.json", folder)
     return folder
 
 

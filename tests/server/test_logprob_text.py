@@ -1,8 +1,5 @@
 """Token texts join to the answer, and each stands at its offset."""
 
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,16 +7,6 @@ from verdraft.server.logprob_text import OutputTexts, PromptTexts
 from verdraft.server.tokenizer import TextTokenizer
 
 END, THINK = 260, 261  # of byte_level_folder
-
-
-@pytest.fixture(scope="module")
-def byte_level(byte_level_folder: Path) -> TextTokenizer:
-    return TextTokenizer(byte_level_folder)
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(sentencepiece_folder: Path) -> TextTokenizer:
-    return TextTokenizer(sentencepiece_folder)
 
 
 def walk(texts: OutputTexts, ids: list[int]) -> list[tuple[str, int]]:

@@ -14,16 +14,6 @@ START, END, THINK = 259, 260, 261  # of byte_level_folder
 
 
 @pytest.fixture(scope="module")
-def byte_level(byte_level_folder: Path) -> TextTokenizer:
-    return TextTokenizer(byte_level_folder)
-
-
-@pytest.fixture(scope="module")
-def sentencepiece(sentencepiece_folder: Path) -> TextTokenizer:
-    return TextTokenizer(sentencepiece_folder)
-
-
-@pytest.fixture(scope="module")
 def demo(demo_path: Path) -> TextTokenizer:
     return TextTokenizer(demo_path)
 

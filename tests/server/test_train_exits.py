@@ -20,13 +20,6 @@ from verdraft.train.prompts import DataError
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def model_path(tiny_model: Callable[..., Path], byte_level_folder: Path) -> Path:
-    folder = tiny_model("Llama", num_hidden_layers=4)
-    shutil.copy(byte_level_folder / "tokenizer.json", folder)
-    return folder
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Six prompts, two recorded conversations, one text."""

@@ -1,8 +1,6 @@
 """`verdraft train predictor` from flags and files to a predictor that loads."""
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +16,6 @@ from verdraft.spec.predictor import load_predictor
 from verdraft.spec.replay import RecordedAnswer
 
 EOS = 7
-
-
-@pytest.fixture(scope="module")
-def model_path(tiny_model: Callable[..., Path], byte_level_folder: Path) -> Path:
-    folder = tiny_model("Llama", num_hidden_layers=2)
-    shutil.copy(byte_level_folder / "tokenizer.json", folder)
-    return folder
 
 
 @pytest.fixture
