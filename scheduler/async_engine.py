@@ -182,10 +182,14 @@ class AsyncEngine:
         return self.engine.counters()
 
     def health(self) -> Health:
-        """Whether the thread lives and, when it has work, makes steps that do not all fail."""
+        """Whether the thread lives and, when it has work, makes steps that do not all fail.
+
+        A step that failed and is repeated sequence by sequence may take long, and moves on with every pass.
+        """
         if self._ended:
             return "dead"
-        if self._streams and time.monotonic() - self._progress > STUCK_SECONDS:
+        moved_at = max(self._progress, self.engine.passed_at)
+        if self._streams and time.monotonic() - moved_at > STUCK_SECONDS:
             return "stuck"
         return "failing" if self._num_failed >= FAILED_STEPS else "ok"
 

@@ -51,6 +51,7 @@ class Engine:
         self.config = config
         self.scheduler = Scheduler(config)
         self.totals = Totals()
+        self.passed_at = 0.0  # time.monotonic() seconds, when the model last computed something
         pool = model.new_pool(config.num_blocks, config.block_size)
         taps = eagle.config.aux_layers if eagle else ()
         self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers), taps)
@@ -152,6 +153,7 @@ class Engine:
         inject_before(plan)
         self.totals.iteration_tokens += sum(work.num_tokens for work in plan)
         passed = self._runner.execute(plan)
+        self.passed_at = time.monotonic()
         inject_nan(plan, passed.logits)
         results = self._verifier.verify(plan, passed.logits)
         self._runner.straighten(results)

@@ -1,6 +1,7 @@
 """The bridge: streams end, closing one aborts it, bounds hold, a failing or frozen engine is reported."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -100,6 +101,23 @@ async def test_a_frozen_engine_is_stuck_until_it_moves_again(start, make_request
     assert bridge.health() == "stuck"
     await _collect(stream)
     assert bridge.health() == "ok"
+
+
+async def test_an_engine_that_repeats_a_failed_step_is_not_stuck(start, make_request, monkeypatch):
+    """Sequence by sequence that took longer than a step may, and /health spoke of no progress meanwhile."""
+    bridge = await start(max_num_seqs=8)
+    bridge.engine._runner.model.before_forward = lambda: time.sleep(0.1)
+    faulty = make_request("x", PROMPT, max_tokens=2, fault=Fault("raise"))
+    good = [make_request(f"{i}", [i + 5, 6, 7], max_tokens=2, ignore_eos=True) for i in range(7)]
+    monkeypatch.setattr(async_engine, "STUCK_SECONDS", 0.5)
+    streams = [stream for request in (*good, faulty) for stream in bridge.submit([request])]
+    found = set()
+    ended = asyncio.gather(*[_collect(stream) for stream in streams])
+    while not ended.done():
+        found.add(bridge.health())
+        await asyncio.sleep(0.001)
+    assert [slices[-1].finish for slices in ended.result()] == ["length"] * 7 + ["error"]
+    assert found == {"ok"}
 
 
 async def test_an_error_outside_any_sequence_fails_the_step_and_no_more(start, make_request):
