@@ -1,6 +1,5 @@
 """Commit: the only place where a sequence's state changes. Cuts an accepted block at the first end inside it."""
 
-import logging
 import time
 from dataclasses import dataclass
 
@@ -10,8 +9,6 @@ from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 from verdraft.spec.draft import EMPTY
-
-logger = logging.getLogger("verdraft.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +95,5 @@ class Committer:
         """Give everything back; the sequence's last slice, without tokens."""
         self.scheduler.remove(seq)
         if seq.scheduled_at is not None and finish != "error":
-            self._stop(seq)
-        return TokenSlice(finish=finish, summary=seq.summary(time.monotonic()))
-
-    def _stop(self, seq: Sequence) -> None:
-        """The tokens are right already: a source that fails now costs later drafts at most."""
-        try:
             seq.drafter.stop()
-        except Exception:
-            logger.exception("what request %s said is not kept for drafts", seq.request.id)
+        return TokenSlice(finish=finish, summary=seq.summary(time.monotonic()))

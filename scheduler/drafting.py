@@ -1,6 +1,5 @@
 """The first part of a step: every decoding sequence gets a draft, from the source and of the length that pay best."""
 
-import logging
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -17,15 +16,13 @@ from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 from verdraft.spec.asking import Asking
-from verdraft.spec.draft import ASK, EMPTY, Draft, Drafter, NoDrafter
+from verdraft.spec.draft import ASK, EMPTY, Draft, Drafter
 from verdraft.spec.ledger import Ledger
 from verdraft.spec.router import TAU, Arm, Plan, by_score, free_plan, loss, use, with_models
 from verdraft.spec.sources import make_drafter
 from verdraft.spec.spending import FREE, CostTable, spend
 from verdraft.spec.suffix import SuffixStores
 from verdraft.spec.trials import Trials
-
-logger = logging.getLogger("verdraft.engine")
 
 REST = 7  # steps for which models are not asked again after they had no offer that pays
 
@@ -204,16 +201,11 @@ class Drafting:
         if limit <= 0:
             return EMPTY
         began = time.perf_counter()
-        try:
-            clue = seq.drafter.clue()
-            kind = (clue, load.bit_length())
-            if clue == 0 or (clue < ASK and not self.asking.pays(kind)):
-                return EMPTY
-            draft = seq.drafter.propose(limit)
-        except Exception:  # drafts are free to be wrong, so a source that fails costs speed and no request
-            logger.exception("request %s goes on without drafts", seq.request.id)
-            seq.drafter = NoDrafter()
+        clue = seq.drafter.clue()
+        kind = (clue, load.bit_length())
+        if clue == 0 or (clue < ASK and not self.asking.pays(kind)):
             return EMPTY
+        draft = seq.drafter.propose(limit)
         if clue < ASK:
             asked[i] = Asked(kind, time.perf_counter() - began)
         return draft

@@ -19,6 +19,7 @@ from verdraft.scheduler.eagle import EagleDrafter
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.exits import ExitDrafter
 from verdraft.scheduler.faults import inject_before, inject_nan, wants_preemption
+from verdraft.scheduler.guarded import GuardedDrafter
 from verdraft.scheduler.outputs import TokenSlice
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.request import Mode, Request
@@ -101,7 +102,7 @@ class Engine:
         seq = Sequence(
             request,
             self._order,
-            self._make_drafter(request),
+            GuardedDrafter(self._make_drafter(request), request.id),
             num_segments=self._runner.num_segments,
             max_len=len(request.prompt) + (room if wanted is None else min(wanted, room)),
             leader=self._sequences.get(leader) if leader else None,

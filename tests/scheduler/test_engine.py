@@ -228,7 +228,7 @@ def test_a_failing_request_fails_alone(make_engine, drain, make_request, kind):
 
 
 class Breaks:
-    """A stop check and a draft source that fails in one of its methods at the third token."""
+    """A stop check and a draft source that fails in one of its methods at the third token, in start() at once."""
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -243,12 +243,14 @@ class Breaks:
         self._did("push", self.method == "push")
         return False
 
-    def start(self, prompt: Sequence[int]) -> None: ...
+    def start(self, prompt: Sequence[int]) -> None:
+        self._did("start", 3 * (self.method == "start"))
 
     def extend(self, tokens: Sequence[int]) -> None:
         self._did("extend", 0 if self.method == "push" else len(tokens))
 
     def clue(self) -> int:
+        self._did("clue", 0)
         return ASK
 
     def propose(self, limit: int) -> Draft:
@@ -259,7 +261,7 @@ class Breaks:
         self._did("stop", 0)
 
 
-@pytest.mark.parametrize("method", ["push", "extend", "propose", "stop"])
+@pytest.mark.parametrize("method", ["push", "start", "extend", "clue", "propose", "stop"])
 def test_a_request_whose_helpers_fail_harms_no_other(make_engine, drain, make_request, method):
     """Such an error once ended every running request, and lost tokens that were committed in the same step."""
     answer = plain(make_engine, drain, make_request, PROMPT, max_tokens=12, ignore_eos=True)
@@ -270,7 +272,7 @@ def test_a_request_whose_helpers_fail_harms_no_other(make_engine, drain, make_re
     engine.add(make_request("other", PROMPT, max_tokens=12, ignore_eos=True))
     found = drain(engine)
     assert found["good"].tokens == found["other"].tokens == answer
-    lost = method in ("push", "extend")  # the other methods only draft
+    lost = method == "push"  # the other methods only draft
     assert found["bad"].finish == ("error" if lost else "length")
     assert found["bad"].tokens == answer[: 2 if lost else 12]
 
