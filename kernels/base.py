@@ -60,6 +60,21 @@ class LayerForm:
 FusedLayers: TypeAlias = Callable[[Tensor, Batch, Sequence[LayerKV], int, int, Sequence[int]], list[Tensor]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterWeights:
+    """An EAGLE head's layer (model/eagle.py): its attention reads [embedding | feature], each behind a norm."""
+
+    layer: LayerWeights  # attention_norm is the feature's
+    embedding: Tensor  # [vocab, hidden]
+    embedding_norm: Tensor  # [hidden]
+    final_norm: Tensor | None  # [hidden]: over what leaves
+    adds_to_normed: bool  # the layer adds to the normed feature
+
+
+# features [T, hidden], the ids [T] int64 behind them, the batch, its pages: [T, hidden]
+FusedDrafter: TypeAlias = Callable[[Tensor, Tensor, Batch, LayerKV], Tensor]
+
+
 class KernelUnavailable(RuntimeError):
     """An explicitly chosen backend cannot run here; the message says why."""
 
@@ -131,10 +146,19 @@ class Kernels(Protocol):
         """Prepare a weight [out, in] once for `linear`."""
         ...
 
+    def pack_rounded(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        """Prepare a drafter's weight [out, in] for `linear`: it may be wrong, so whatever is quickest will do. Rows
+        are as independent as of other weights. Raises KernelUnavailable for weights that cannot be rounded."""
+        ...
+
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         """x [T, in] times the packed weight: [T, out]."""
         ...
 
     def fuse(self, layers: Sequence[LayerWeights], form: LayerForm) -> FusedLayers | None:
         """A range of these layers in one call, with the bits of the single operations; None: not offered."""
+        ...
+
+    def fuse_drafter(self, weights: DrafterWeights, form: LayerForm) -> FusedDrafter | None:
+        """Such a layer in one call, with the bits of the single operations; None: not offered."""
         ...

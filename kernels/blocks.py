@@ -37,14 +37,18 @@ class Blocks:
         weight = self.q * self.scale.float().unsqueeze(-1) + self.minimum.float().unsqueeze(-1)
         return weight.flatten(1)[:, : self.ins]
 
-    def panels(self, width: int) -> Tensor:
-        """uint8 [panels, groups, bytes] as quantized.cpp reads them; the outputs are filled up to whole panels."""
+    def panels(self, width: int, quads: bool = False) -> Tensor:
+        """uint8 [panels, groups, bytes] as quantized.cpp reads them, or rounded.cpp, which wants 8 bits and four inputs
+        of an output side by side: `quads`. The outputs are filled up to whole panels."""
         halves = [self.scale, self.minimum] if self.bits == 4 else [self.scale]
         parts = [_by_panel(half, width).transpose(1, 2).contiguous().view(torch.uint8) for half in halves]
         q = _by_panel(self.q, width)  # [panels, width, groups, 32]
         if self.bits == 4:
             words = (q[..., 0::2] | q[..., 1::2] << 4).view(*q.shape[:3], 4, 4)  # four, of eight inputs each
             parts.append(words.permute(0, 2, 3, 1, 4).flatten(2))
+        elif quads:
+            four = q.reshape(*q.shape[:3], -1, 4).permute(0, 2, 3, 1, 4)
+            parts.append(four.contiguous().view(torch.uint8).flatten(2))
         else:
             parts.append(q.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
         return torch.cat(parts, 2)

@@ -14,7 +14,9 @@ from typing import Final
 import torch
 
 _FOLDER: Final = Path(__file__).parent
-SOURCES: Final = tuple(_FOLDER / f"{name}.cpp" for name in ("attention", "layers", "ops", "product", "quantized"))
+SOURCES: Final = tuple(
+    _FOLDER / f"{name}.cpp" for name in ("attention", "layers", "ops", "product", "quantized", "rounded")
+)
 _HEADERS: Final = tuple(_FOLDER / name for name in ("operations.h", "threads.h", "vectors.h"))
 # -ffp-contract=off: else the compiler fuses multiply-adds in some instances of a template and not in others.
 FLAGS: Final = ("-O3", "-std=c++20", "-ffp-contract=off", "-fPIC", "-fopenmp")

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, FusedLayers, LayerForm, LayerWeights
-from verdraft.kernels.blocks import Quantization, choose_blocks
+from verdraft.kernels.base import Batch, DrafterWeights, FusedDrafter, FusedLayers, LayerForm, LayerWeights
+from verdraft.kernels.blocks import Quantization, choose_blocks, quantize
 from verdraft.kernels.build import NativeUnavailable, build_native
-from verdraft.kernels.fused import NativeLayers
+from verdraft.kernels.fused import NativeDrafter, NativeLayers
 from verdraft.kernels.native import NativeOps
 from verdraft.kernels.packed import FEW_ROWS, TwoPacks
 from verdraft.kernels.portable import PortableOps
@@ -95,6 +95,9 @@ class CpuKernels:
         both = self._quantization == "auto" and isinstance(self._ops, NativeOps)
         return TwoPacks(packed, self._ops.pack(weight, bias)) if both else packed
 
+    def pack_rounded(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return self._ops.pack_rounded(quantize(weight, 8), bias)
+
     def linear(self, x: Tensor, packed: Any) -> Tensor:
         if isinstance(packed, TwoPacks):
             packed = packed.blocks if x.shape[0] <= FEW_ROWS else packed.panels
@@ -103,6 +106,9 @@ class CpuKernels:
 
     def fuse(self, layers: Sequence[LayerWeights], form: LayerForm) -> FusedLayers | None:
         return NativeLayers(self._ops.layers, layers, form) if isinstance(self._ops, NativeOps) else None
+
+    def fuse_drafter(self, weights: DrafterWeights, form: LayerForm) -> FusedDrafter | None:
+        return NativeDrafter(self._ops.drafter, weights, form) if isinstance(self._ops, NativeOps) else None
 
 
 def _best_ops() -> NativeOps | PortableOps:

@@ -36,6 +36,17 @@ class NativeBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class NativeRounded:
+    """A drafter's weight in the panels of rounded.cpp."""
+
+    panels: Tensor  # uint8 [outs / width, groups, bytes]
+    bias: Tensor | None  # [outs]
+    ins: int
+    outs: int
+    long_rows: int  # so many rows take some tenths of a millisecond
+
+
+@dataclass(frozen=True, slots=True)
 class TwoPacks:
     """One weight twice, with equal bits: few rows read the small blocks, more rows the fp32 panels."""
 
@@ -43,13 +54,17 @@ class TwoPacks:
     panels: NativeLinear
 
 
-def fields(packed: NativeLinear | NativeBlocks | TwoPacks) -> list[int]:
+def fields(packed: NativeLinear | NativeBlocks | NativeRounded | TwoPacks) -> list[int]:
     """Linear of layers.cpp: bits, addresses of blocks, panels and bias, inputs, outputs. `packed` must outlive it."""
-    blocks = packed.blocks if isinstance(packed, TwoPacks) else packed if isinstance(packed, NativeBlocks) else None
-    panels = packed.panels if isinstance(packed, TwoPacks) else packed if isinstance(packed, NativeLinear) else None
-    either = blocks or panels
-    assert either is not None
-    bits, of_blocks = (blocks.bits, blocks.panels.data_ptr()) if blocks else (0, 0)
-    of_panels = panels.panels.data_ptr() if panels else 0
-    bias = 0 if either.bias is None else either.bias.data_ptr()
-    return [bits, of_blocks, of_panels, bias, either.ins, either.outs]
+    match packed:
+        case NativeLinear():
+            bits, blocks, panels = 0, 0, packed.panels.data_ptr()
+        case NativeBlocks():
+            bits, blocks, panels = packed.bits, packed.panels.data_ptr(), 0
+        case NativeRounded():
+            bits, blocks, panels = 0, packed.panels.data_ptr(), 0
+        case TwoPacks():
+            of_blocks, of_panels = fields(packed.blocks), fields(packed.panels)
+            return [*of_blocks[:2], of_panels[2], *of_blocks[3:]]
+    bias = 0 if packed.bias is None else packed.bias.data_ptr()
+    return [bits, blocks, panels, bias, packed.ins, packed.outs]

@@ -70,6 +70,10 @@ class PortableOps:
         """Expanded once: the values of the blocks, but the memory of float32."""
         return self.pack(blocks.expand(), bias)
 
+    def pack_rounded(self, blocks: Blocks, bias: Tensor | None) -> TorchLinear:
+        """The inputs stay as they are."""
+        return self.pack_blocks(blocks, bias)
+
     def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
         out = x.new_empty((x.shape[0], packed.weight.shape[0]))
         for i in range(x.shape[0]):

@@ -22,19 +22,6 @@ constexpr int kGroup = 32;  // inputs that share a scale
 constexpr int kMaxRows = kRegisters == 32 ? 12 : 4;  // their sums and the panel's vectors fit the registers
 
 // The compiler's own conversions from narrower vectors go element by element.
-inline Vec widen(const uint16_t* halves) {
-#ifdef __AVX512F__
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
-#elif defined(__F16C__)
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
-#else
-  IntVec bits;
-  for (int i = 0; i < L; ++i) bits[i] = halves[i];
-  const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7fff) << 13) * 0x1p112f;  // the exponents' biases differ by 112
-  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(magnitude) | (bits & 0x8000) << 16);
-#endif
-}
-
 inline Vec widen(const int8_t* bytes) {
 #ifdef __AVX512F__
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, LayerForm, LayerWeights
+from verdraft.kernels.base import Batch, DrafterWeights, LayerForm, LayerWeights
 from verdraft.kernels.tree import paths
 
 
@@ -107,10 +107,16 @@ class TorchKernels:
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
         return TorchLinear(weight, bias)
 
+    def pack_rounded(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinear:
+        return self.pack(weight, bias)
+
     def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
         return F.linear(x, packed.weight, packed.bias)
 
     def fuse(self, layers: Sequence[LayerWeights], form: LayerForm) -> None:
+        """Not offered."""
+
+    def fuse_drafter(self, weights: DrafterWeights, form: LayerForm) -> None:
         """Not offered."""
 
 

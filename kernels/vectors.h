@@ -80,6 +80,20 @@ inline void store_some(float* p, Vec x, int64_t n) {
   if (n > 0) std::memcpy(p, lanes, n * sizeof(float));
 }
 
+// Halves as floats: the compiler's own conversion goes element by element.
+inline Vec widen(const uint16_t* halves) {
+#ifdef __AVX512F__
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+#elif defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)));
+#else
+  IntVec bits;
+  for (int i = 0; i < L; ++i) bits[i] = halves[i];
+  const Vec magnitude = reinterpret_cast<Vec>((bits & 0x7fff) << 13) * 0x1p112f;  // the exponents' biases differ by 112
+  return reinterpret_cast<Vec>(reinterpret_cast<IntVec>(magnitude) | (bits & 0x8000) << 16);
+#endif
+}
+
 inline IntVec first_lanes(int64_t n) {  // all ones below n
   IntVec lane;
   for (int i = 0; i < L; ++i) lane[i] = i;

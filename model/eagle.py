@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, Kernels, LayerKV
+from verdraft.kernels.base import Batch, DrafterWeights, FusedDrafter, Kernels, LayerForm, LayerKV, LayerWeights
 from verdraft.model.exit_head import TokenIds
-from verdraft.model.layers import AddNorm, Heads, Layer, Norm, Positions, RotaryPositions, head_norms, no_head_norm
-from verdraft.model.packing import pack_rounded
+from verdraft.model.layers import Layer, Norm, RotaryPositions, llama_layer
 from verdraft.model.rope import RopeScaling, inverse_frequencies, rope_tables
 from verdraft.model.transformer import Transformer
 
@@ -100,11 +99,12 @@ class EagleHead:
     token_ids: TokenIds  # [R] ascending; column r of the logits belongs to token_ids[r], others cannot be drafted
     kernels: Kernels
     embedding: Tensor  # [vocab, hidden]
-    positions: Positions
+    positions: RotaryPositions
     aux_norms: Sequence[Norm]  # none, one over the whole row, or one over each third
     fc: Any  # packed [hidden, 3 * target_hidden]
     embedding_norm: Norm
     layer: Layer  # reads [embedding | feature]; its attention norm is the feature's
+    fused: FusedDrafter | None  # the embedding's norm, the layer and what follows, where the backend does all at once
     final_norm: Norm
     projection: Any  # packed [R, hidden]
 
@@ -130,6 +130,8 @@ class EagleHead:
     def forward(self, features: Tensor, tokens: Tensor, batch: Batch, pool: Sequence[LayerKV]) -> Tensor:
         """features [T, hidden] of positions t and the tokens [T] int64 behind them -> [T, hidden], the features of
         positions t + 1 as far as the drafter can tell. `batch` says t; K and V are written at its slots."""
+        if self.fused is not None:
+            return self.fused(features, tokens, batch, pool[0])
         embedded = self.embedding_norm(F.embedding(tokens, self.embedding))
         normed = self.layer.attention_norm(features)
         residual = normed if self.config.norm_before_residual else features
@@ -162,17 +164,19 @@ class _Assembly:
 
     @torch.inference_mode()
     def head(self, token_ids: TokenIds) -> EagleHead:
-        own = "embed_tokens.weight" in self.tensors
+        positions, weights = self.positions(), self.drafter_weights()
+        form = self.form(positions)
         return EagleHead(
             config=self.config,
             token_ids=token_ids,
             kernels=self.target.kernels,
-            embedding=self.take("embed_tokens.weight") if own else self.target.embedding,
-            positions=self.positions(),
+            embedding=weights.embedding,
+            positions=positions,
             aux_norms=self.aux_norms(),
             fc=self.packed("fc"),
             embedding_norm=self.norm(f"{LAYER}.input_layernorm"),
-            layer=self.layer(),
+            layer=llama_layer(self.target.kernels, weights.layer, form),
+            fused=self.target.kernels.fuse_drafter(weights, form),
             final_norm=self.norm("norm"),
             projection=self.packed("lm_head"),
         )
@@ -183,37 +187,52 @@ class _Assembly:
         cos, sin = rope_tables(inverse, self.target.config.max_model_len)
         return RotaryPositions(self.target.kernels, cos.to(device), sin.to(device))
 
+    def form(self, positions: RotaryPositions) -> LayerForm:
+        config = self.config
+        return LayerForm(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.norm_eps,
+            cos=positions.cos,
+            sin=positions.sin,
+        )
+
     def aux_norms(self) -> Sequence[Norm]:
         if self.config.norm_before_fc:
             return (self.norm("input_norm"),)
         return tuple(self.norm(f"fc_norm.{part}") for part in range(NUM_AUX)) if self.config.fc_norm else ()
 
-    def layer(self) -> Layer:
+    def drafter_weights(self) -> DrafterWeights:
+        own = "embed_tokens.weight" in self.tensors
+        return DrafterWeights(
+            layer=self.layer_weights(),
+            embedding=self.take("embed_tokens.weight") if own else self.target.embedding,
+            embedding_norm=self.take(f"{LAYER}.input_layernorm.weight"),
+            final_norm=self.take("norm.weight") if self.config.norm_output else None,
+            adds_to_normed=self.config.norm_before_residual,
+        )
+
+    def layer_weights(self) -> LayerWeights:
         config, attention, mlp = self.config, f"{LAYER}.self_attn", f"{LAYER}.mlp"
-        normed = config.head_norms
-        return Layer(
-            kernels=self.target.kernels,
-            heads=Heads(config.num_heads, config.num_kv_heads, config.head_dim),
-            attention_norm=self.norm(f"{LAYER}.hidden_norm"),
+        q_norm, k_norm = (f"{attention}.{part}_norm.weight" for part in "qk")
+        return LayerWeights(
+            attention_norm=self.take(f"{LAYER}.hidden_norm.weight"),
             qkv=self.packed(*(f"{attention}.{part}_proj" for part in "qkv"), bias=config.qkv_bias),
-            prepare=head_norms(*(self.norm(f"{attention}.{p}_norm") for p in "qk")) if normed else no_head_norm,
+            head_norms=(self.take(q_norm), self.take(k_norm)) if config.head_norms else None,
             output=self.packed(f"{attention}.o_proj", bias=config.output_bias),
-            mlp_norm=self.add_norm(f"{LAYER}.post_attention_layernorm"),
+            mlp_norm=self.take(f"{LAYER}.post_attention_layernorm.weight"),
             up=self.packed(f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=config.mlp_bias),
-            activation=self.target.kernels.silu_mul,
             down=self.packed(f"{mlp}.down_proj", bias=config.mlp_bias),
         )
 
     def norm(self, name: str) -> Norm:
         return partial(self.target.kernels.rms_norm, weight=self.take(f"{name}.weight"), eps=self.config.norm_eps)
 
-    def add_norm(self, name: str) -> AddNorm:
-        return partial(self.target.kernels.add_rms_norm, weight=self.take(f"{name}.weight"), eps=self.config.norm_eps)
-
     def packed(self, *names: str, bias: bool = False) -> Any:
         weight = torch.cat([self.take(f"{name}.weight") for name in names])
         biases = torch.cat([self.take(f"{name}.bias") for name in names]) if bias else None
-        return pack_rounded(self.target.kernels, weight, biases)
+        return self.target.kernels.pack_rounded(weight, biases)
 
     def take(self, name: str) -> Tensor:
-        return self.tensors[name].to(self.target.device, self.target.dtype)
+        return self.tensors[name].to(self.target.device, self.target.dtype).contiguous()

@@ -18,7 +18,6 @@ from torch import Tensor
 from verdraft.model.config import ModelConfig
 from verdraft.model.errors import ModelError
 from verdraft.model.exit_head import Adapt, ExitHead, Exits, TokenIds, check_layers
-from verdraft.model.packing import pack_rounded
 from verdraft.model.transformer import Transformer
 from verdraft.model.weights import fingerprint, open_weights
 
@@ -93,7 +92,7 @@ def assemble(heads: tuple[TrainedHead, TrainedHead], model: Transformer, path: P
     for head in heads:
         key = head.token_ids.tobytes()
         if key not in projections:
-            projections[key] = pack_rounded(model.kernels, head_rows(model, path, head.token_ids))
+            projections[key] = model.kernels.pack_rounded(head_rows(model, path, head.token_ids))
         ready.append(
             ExitHead(
                 layer=head.layer,
@@ -118,7 +117,7 @@ def head_rows(model: Transformer, path: Path, token_ids: TokenIds) -> Tensor:  #
 def _adapt(model: Transformer, weights: AdapterWeights) -> Adapt:
     kernels, eps, inner = model.kernels, model.config.norm_eps, weights.inner
     norm, out_norm = (w.to(model.device, model.dtype) for w in (weights.norm, weights.out_norm))
-    wide, down = (pack_rounded(kernels, w.to(model.device, model.dtype)) for w in (weights.wide, weights.down))
+    wide, down = (kernels.pack_rounded(w.to(model.device, model.dtype)) for w in (weights.wide, weights.down))
 
     def adapt(hidden: Tensor) -> Tensor:
         product = kernels.linear(kernels.rms_norm(hidden, norm, eps), wide)

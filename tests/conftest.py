@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
+from verdraft.kernels.cpu import CpuKernels
 from verdraft.model.demo import demo_model
 from verdraft.model.eagle import EagleConfig, tensor_shapes
 from verdraft.spec.draft import ASK, EMPTY, Draft
@@ -46,6 +47,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+class UnroundedKernels(CpuKernels):
+    """What drafters compute here is what they were trained to compute."""
+
+    def pack_rounded(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return self.pack(weight, bias)
+
+
+@pytest.fixture(scope="session")
+def unrounded_kernels() -> CpuKernels:
+    """The CPU's, which take drafters' weights as they are."""
+    return UnroundedKernels()
 
 
 TinyModel = Callable[..., Path]

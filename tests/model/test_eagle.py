@@ -12,15 +12,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Kernels
+from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle, default_aux_layers
 from verdraft.model.load import load_model
-from verdraft.model.packing import rounded
-from verdraft.scheduler.runner import ragged_batch
+from verdraft.scheduler.runner import ragged_batch, with_trees
 
 CPU = torch.device("cpu")
 BLOCK = 16
 IDS = (3, 5, 8, 40, 41, 100, 319)
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 2e-5}  # other order of sums
+
+
+@pytest.fixture(params=["torch", "cpu"])
+def kernels(request: pytest.FixtureRequest, unrounded_kernels: Kernels) -> Kernels:
+    return unrounded_kernels if request.param == "cpu" else choose_kernels("torch", CPU, torch.float32)
+
 
 EagleTensors = Callable[[EagleConfig, int], dict[str, Tensor]]
 
@@ -39,7 +45,7 @@ class Reference:
 
     def __init__(self, config: EagleConfig, tensors: dict[str, Tensor], embedding: Tensor) -> None:
         self.config = config
-        self.tensors = {name: rounded(t) if t.ndim == 2 else t for name, t in tensors.items()}
+        self.tensors = tensors
         self.embedding = embedding
 
     def linear(self, x: Tensor, name: str) -> Tensor:
@@ -159,3 +165,34 @@ def test_a_heads_own_embedding_is_used(
 def test_a_feature_is_made_of_an_early_a_middle_and_a_late_stream() -> None:
     assert default_aux_layers(30) == (2, 15, 27)
     assert default_aux_layers(32) == (2, 16, 29)
+
+
+TREE = [-1, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
+@torch.inference_mode()
+def test_one_call_and_single_operations_have_the_same_bits(
+    tiny_llama_path: Path, tiny_eagle: EagleConfig, eagle_tensors: EagleTensors, options: dict[str, Any]
+) -> None:
+    """A chunk, a step beside another sequence and a tree, with rounded weights; and a row has the bits that it has
+    alone, so what a sequence drafts depends on nobody else."""
+    config = replace(tiny_eagle, **options)
+    target = load_model(tiny_llama_path, choose_kernels("cpu", CPU, torch.float32), torch.float32, CPU)
+    head = assemble_eagle(config, eagle_tensors(config, len(IDS)), np.array(IDS), target)
+    assert head.fused is not None
+    single, pools = replace(head, fused=None), [head.new_pool(8, BLOCK) for _ in range(3)]
+    tables = np.array([[5, 2, 7, 0], [1, 3, 4, 6]])
+    torch.manual_seed(0)
+    for starts, counts in (([0, 0], [20, 3]), ([20, 3], [1, 1]), ([21], [5])):
+        batch = ragged_batch(np.array(counts), np.array(starts), tables[: len(counts)], BLOCK, CPU)
+        if counts == [5]:
+            batch = with_trees(batch, np.array(starts), [TREE])
+        features, tokens = torch.randn(sum(counts), 64), torch.randint(0, 320, (sum(counts),))
+        found, expected = (h.forward(features, tokens, batch, p) for h, p in zip((head, single), pools, strict=False))
+        assert torch.equal(found, expected)
+        assert np.array_equal(head.logits(found), np.concatenate([head.logits(row[None]) for row in found]))
+        if len(counts) == 2:
+            alone = ragged_batch(np.array(counts[1:]), np.array(starts[1:]), tables[1:], BLOCK, CPU)
+            rows = slice(counts[0], None)
+            assert torch.equal(head.forward(features[rows], tokens[rows], alone, pools[2]), found[rows])

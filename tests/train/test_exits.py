@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from verdraft.kernels.base import Kernels
 from verdraft.kernels.torch_ref import TorchKernels
 from verdraft.model.errors import ModelError
 from verdraft.model.exit_file import load_exits
@@ -146,13 +147,14 @@ def test_the_whole_run_writes_heads_that_say_what_was_trained(
 
 
 def test_torch_kernels_compute_the_same_head(
-    deep: Transformer, deep_path: Path, prompts: list[TrainingPrompt], tmp_path: Path
+    deep: Transformer, deep_path: Path, prompts: list[TrainingPrompt], tmp_path: Path, unrounded_kernels: Kernels
 ) -> None:
     trainer(deep, deep_path, job(tmp_path)).run(prompts)
+    unrounded = replace(deep, kernels=unrounded_kernels)
     other = load_model(deep_path, TorchKernels(), torch.float32, torch.device("cpu"))
     hidden = torch.randn(3, 64)
     with torch.inference_mode():
-        ours, theirs = (load_exits(tmp_path, m, deep_path).draft.logits(hidden) for m in (deep, other))
+        ours, theirs = (load_exits(tmp_path, m, deep_path).draft.logits(hidden) for m in (unrounded, other))
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 

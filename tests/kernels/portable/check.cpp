@@ -15,6 +15,7 @@ int64_t verdraft_run();
 int64_t verdraft_panel_width();
 void verdraft_linear(const float*, int64_t, const float*, const float*, float*, int64_t, int64_t, int64_t);
 void verdraft_block_linear(int64_t, const float*, int64_t, const uint8_t*, const float*, float*, int64_t, int64_t, int64_t);
+void verdraft_rounded_linear(const float*, int64_t, const uint8_t*, const float*, float*, int64_t, int64_t, int64_t);
 void verdraft_attend(const float*, int64_t, float*, int64_t, const int64_t*, const int32_t*, const int32_t*, const int32_t*,
                      const int32_t*, int64_t, int64_t, float);
 void verdraft_write(const float*, int64_t, const float*, int64_t, const int64_t*, const int64_t*, int64_t);
@@ -125,6 +126,28 @@ void check_blocks(int bits, int64_t ins, int64_t outs) {
   });
 }
 
+// Bytes in the order of rounded.cpp, by inputs that are whole numbers and so stay as they are.
+void check_rounded(int64_t ins, int64_t outs) {
+  const int64_t width = verdraft_panel_width(), panels = (outs + width - 1) / width, groups = (ins + 31) / 32, bytes = width * 34;
+  std::vector<uint8_t> packed(panels * groups * bytes);
+  Floats weight(outs * ins), x(kRows * ins);
+  for (int64_t i = 0; i < kRows * ins; ++i) x[i] = i % ins % 32 ? static_cast<int>(random_bits() % 255) - 127 : 127;
+  for (int64_t o = 0; o < outs; ++o)
+    for (int64_t k = 0; k < ins; ++k) {
+      uint8_t* group = &packed[(o / width * groups + k / 32) * bytes];
+      const int64_t lane = o % width;
+      const int q = static_cast<int>(random_bits() % 255) - 127;
+      const uint16_t scale = 0x1c00;  // 2^-8
+      reinterpret_cast<uint16_t*>(group)[lane] = scale;
+      group[2 * width + (k % 32 / 4 * width + lane) * 4 + k % 4] = static_cast<uint8_t>(q);
+      weight[o * ins + k] = half_value(scale) * q;
+    }
+  const Floats bias = normal(outs);
+  check_rows("rounded", outs, products(x, weight, bias, ins, outs), [&](int64_t first, int64_t count, float* out) {
+    verdraft_rounded_linear(&x[first * ins], ins, packed.data(), bias.data(), out, count, ins, outs);
+  });
+}
+
 void check_small(int64_t n) {
   const Floats x = normal(kRows * n, 3), gate_up = normal(kRows * 2 * n, 3), weight = normal(n), bias = normal(n);
   Floats rms, layer, silu;
@@ -212,6 +235,7 @@ int main() {
     check_linear(ins, outs);
     check_blocks(4, ins, outs);
     check_blocks(8, ins, outs);
+    check_rounded(ins, outs);
   }
   for (int64_t n : {8, 40, 577}) check_small(n);
   for (int64_t half : {4, 20, 32}) check_rope(half);
