@@ -308,7 +308,9 @@ def kv_rows(engine: Engine, blocks: Sequence[int], count: int) -> list[torch.Ten
     rows = []
     for layer in engine._runner.pool:
         assert isinstance(layer, NativeKV), "this test knows the native kernels' layout"
-        k, v = layer.k[pages].permute(0, 3, 1, 2)[:, :16], layer.v[pages].permute(0, 2, 1, 3)
+        run = layer.k.shape[2]  # pages of a run
+        places = (pages // run, slice(None), pages % run)
+        k, v = layer.k[places].permute(0, 3, 1, 2)[:, :16], layer.v[places].permute(0, 2, 1, 3)
         rows += [part.flatten(0, 1)[:count].clone() for part in (k, v)]
     return rows
 
