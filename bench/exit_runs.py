@@ -12,11 +12,11 @@ from torch import Tensor
 
 from verdraft.model.exit_head import Exits
 from verdraft.model.transformer import Transformer
+from verdraft.scheduler.batches import ragged_batch
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Mode, Request
-from verdraft.scheduler.runner import ragged_batch
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.spending import FREE, CostTable
 

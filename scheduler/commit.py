@@ -92,8 +92,6 @@ class Committer:
         return TokenSlice(kept, logprobs, prompt_logprobs, finish, summary=last.summary)
 
     def end(self, seq: Sequence, finish: FinishReason) -> TokenSlice:
-        """Give everything back; the sequence's last slice, without tokens."""
+        """Give everything back but the draft source; the sequence's last slice, without tokens."""
         self.scheduler.remove(seq)
-        if seq.scheduled_at is not None and finish != "error":
-            seq.drafter.stop()
         return TokenSlice(finish=finish, summary=seq.summary(time.monotonic()))

@@ -10,7 +10,8 @@ import torch
 from verdraft.kernels.base import Batch, LayerKV
 from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
-from verdraft.scheduler.runner import Runner, ragged_batch
+from verdraft.scheduler.batches import ragged_batch
+from verdraft.scheduler.runner import Runner
 from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.spending import CostTable

@@ -48,7 +48,9 @@ class EagleDrafter:
         pool = head.new_pool(config.num_blocks, config.block_size)
         vocab_size = runner.model.config.vocab_size
         seen = SeenBlocks(config.block_size)
-        self._grower = DraftGrower(head, pool, config.block_size, vocab_size, law, self.calibration, seen)
+        self._grower = DraftGrower(
+            head, pool, config.block_size, vocab_size, law, self.calibration, seen, runner.device
+        )
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -86,7 +88,7 @@ class EagleDrafter:
         end = 0
         for result in results:
             start, end = end, end + result.work.num_tokens
-            if result.work.seq.is_followed:
+            if result.work.seq.is_followed and not result.work.seq.finished:
                 rows = taps[start:end]
                 self._guarded([result.work.seq], partial(self._keep, result, rows))
 

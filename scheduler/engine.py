@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from verdraft.kernels.chooser import choose_contenders, choose_philox
-from verdraft.kernels.sampling import AllTokensMasked, BadLogits
 from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
 from verdraft.model.transformer import Transformer
@@ -14,20 +13,21 @@ from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.costs import measure_costs
 from verdraft.scheduler.counters import EngineCounters, Totals
+from verdraft.scheduler.device import Device, device_of
 from verdraft.scheduler.drafting import Drafting
 from verdraft.scheduler.eagle import EagleDrafter
 from verdraft.scheduler.errors import ContextTooLong
 from verdraft.scheduler.exits import ExitDrafter
-from verdraft.scheduler.faults import inject_before, inject_nan, wants_preemption
+from verdraft.scheduler.faults import wants_preemption
 from verdraft.scheduler.guarded import GuardedDrafter
 from verdraft.scheduler.outputs import TokenSlice
+from verdraft.scheduler.passes import Flight, Passes
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.request import Mode, Request
 from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Law, Verified, Verifier
-from verdraft.spec.constraint import ConstraintFailed
 from verdraft.spec.draft import Drafter
 from verdraft.spec.trials import Trials
 
@@ -39,7 +39,11 @@ NO_EXITS = Exits()
 
 
 class Engine:
-    """Everything between token ids in and token ids out. One thread at a time may call it."""
+    """Everything between token ids in and token ids out. One thread at a time may call it.
+
+    `device` is where the model is, unless told otherwise; on one that computes by itself, a pass is under way between
+    two steps.
+    """
 
     def __init__(
         self,
@@ -48,16 +52,17 @@ class Engine:
         drafter_factory: DrafterFactory | None = None,
         exits: Exits = NO_EXITS,
         eagle: EagleHead | None = None,
+        device: Device | None = None,
     ) -> None:
         self.config = config
         self.scheduler = Scheduler(config)
         self.totals = Totals()
-        self.passed_at = 0.0  # time.monotonic() seconds, when the model last computed something
         pool = model.new_pool(config.num_blocks, config.block_size)
         taps = eagle.config.aux_layers if eagle else ()
-        self._runner = Runner(model, pool, config.block_size, exits.bounds(model.config.num_layers), taps)
+        self._device = device or device_of(model.device)
+        bounds = exits.bounds(model.config.num_layers)
+        self._runner = Runner(model, pool, config.block_size, bounds, taps, self._device)
         law = Law(tuple(sorted(config.eos_token_ids)), choose_philox(), choose_contenders())
-        self._verifier = Verifier(law)
         trials = Trials()
         self.drafting = Drafting(
             self.scheduler,
@@ -65,10 +70,14 @@ class Engine:
             EagleDrafter(eagle, self._runner, law, self.scheduler) if eagle else None,
             trials,
         )
+        self._passes = Passes(self._runner, Verifier(law), self.drafting, self.totals, self.scheduler.pool)
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self.drafting.drafter
         self._sequences: dict[Request, Sequence] = {}
         self._order = 0
+        self._flight: Flight | None = None
+        self._outputs: list[Output] = []  # that nobody has taken yet
+        self._ended: list[Sequence] = []  # whose draft sources have not stopped
 
     def measure(self) -> None:
         """Learn what a pass costs here, so that drafts are no longer than pays; before the first request."""
@@ -81,6 +90,11 @@ class Engine:
     def modes(self) -> tuple[Mode, ...]:
         """What a request's `speculation` may ask for."""
         return self.drafting.modes
+
+    @property
+    def passed_at(self) -> float:
+        """time.monotonic() seconds, when the model last computed something."""
+        return self._passes.passed_at
 
     @property
     def has_work(self) -> bool:
@@ -117,17 +131,31 @@ class Engine:
         if seq is None:
             return []
         self.totals.aborted += 1
-        return self._forget([(seq, self._committer.end(seq, "abort"))])
+        self._emit([(seq, self._committer.end(seq, "abort"))])
+        self._stop_drafters()
+        return self._take_outputs()
 
     # ---- one step
 
     def step(self) -> list[Output]:
-        """One pass over the model: what was committed, per request, in the order of the plan."""
+        """Draft, schedule, execute, commit: what was committed, per request, in the order of the plan.
+
+        Where the device computes by itself, that is the pass of the step before, and the next one is under way when
+        anybody hears of it.
+        """
+        overlaps = self._device.overlaps
+        if overlaps:
+            self._commit()
         self.drafting.draft()
         plan = self._begin(self.scheduler.schedule())
-        if not plan:
-            return self._forget(self._end_outgrown())
-        return self._forget(self._commit(self._execute(plan)))
+        if plan:
+            self._flight = self._passes.begin(plan)
+        else:
+            self._emit(self._end_outgrown())
+        if not overlaps:
+            self._commit()
+        self._stop_drafters()
+        return self._take_outputs()
 
     def _begin(self, plan: list[Work]) -> list[Work]:
         """Start the draft source of whoever runs for the first time; preempt whoever asked for it as a test."""
@@ -140,37 +168,14 @@ class Engine:
             self.scheduler.preempt(seq)
         return [work for work in plan if work.seq not in preempted] if preempted else plan
 
-    def _execute(self, plan: list[Work]) -> list[Verified | Failed]:
-        """Run the plan. When it fails, run each work alone, so that only the one at fault is lost: by the law the
-        others get the same tokens as together."""
-        try:
-            return list(self._pass(plan))
-        except Exception as error:
-            if len(plan) == 1:
-                return [Failed(plan[0], self._blame(plan[0].seq, error))]
-        return [result for work in plan for result in self._execute([work])]
-
-    def _pass(self, plan: list[Work]) -> list[Verified]:
-        inject_before(plan)
-        self.totals.iteration_tokens += sum(work.num_tokens for work in plan)
-        passed = self._runner.execute(plan)
-        self.passed_at = time.monotonic()
-        inject_nan(plan, passed.logits)
-        results = self._verifier.verify(plan, passed.logits)
-        self._runner.straighten(results)
-        self.drafting.watch(results, passed.taps)
-        return results
-
-    def _blame(self, seq: Sequence, error: Exception) -> str:
-        if isinstance(error, BadLogits):
-            self.totals.corrupted += 1
-            self.scheduler.pool.forget(seq.blocks)
-        logger.error("request %s failed in a step", seq.request.id, exc_info=error)
-        return "invalid_value" if isinstance(error, AllTokensMasked | ConstraintFailed) else "internal_error"
-
-    def _commit(self, results: list[Verified | Failed]) -> list[tuple[Sequence, TokenSlice]]:
-        pieces = [(result.work.seq, self._commit_one(result)) for result in results]
-        return [(seq, piece) for seq, piece in pieces if piece is not None]
+    def _commit(self) -> None:
+        """Wait for the pass that is under way, if one is, and commit what it found; nothing of requests that have ended
+        meanwhile."""
+        flight, self._flight = self._flight, None
+        if flight is not None:
+            results = [result for result in self._passes.end(flight) if not result.work.seq.finished]
+            pieces = [(result.work.seq, self._commit_one(result)) for result in results]
+            self._emit([(seq, piece) for seq, piece in pieces if piece is not None])
 
     def _commit_one(self, result: Verified | Failed) -> TokenSlice | None:
         seq, code = result.work.seq, "internal_error"
@@ -189,17 +194,30 @@ class Engine:
         outgrown = [seq for seq in self.scheduler.running[:1] if self.scheduler.outgrown(seq)]
         return [(seq, self._committer.end(seq, "length")) for seq in outgrown]
 
-    def _forget(self, pieces: list[tuple[Sequence, TokenSlice]]) -> list[Output]:
+    def _emit(self, pieces: list[tuple[Sequence, TokenSlice]]) -> None:
+        """Somebody will take these; they are safe from whatever fails meanwhile."""
         for seq, piece in pieces:
             if piece.finish is not None:
                 del self._sequences[seq.request]
-        return [(seq.request, piece) for seq, piece in pieces]
+            if piece.finish not in (None, "error") and seq.scheduled_at is not None:
+                self._ended.append(seq)
+        self._outputs += [(seq.request, piece) for seq, piece in pieces]
+
+    def _take_outputs(self) -> list[Output]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _stop_drafters(self) -> None:
+        """What ended sequences leave to later drafts: work that no plan waits for."""
+        while self._ended:
+            self._ended.pop().drafter.stop()
 
     def fail_all(self) -> list[Output]:
         """After an error outside any one sequence's work: end everything that runs, or that waits when nothing runs."""
         failed = list(self.scheduler.running) or list(self.scheduler.waiting)
         pieces = [(seq, self._committer.end(seq, "error")) for seq in failed]
-        return self._forget([(seq, replace(piece, error_code="internal_error")) for seq, piece in pieces])
+        self._emit([(seq, replace(piece, error_code="internal_error")) for seq, piece in pieces])
+        return self._take_outputs()
 
     # ---- around it
 

@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 
+from verdraft.kernels.draws import BAD
+from verdraft.scheduler.passed import Passed
 from verdraft.scheduler.plan import Work
-from verdraft.scheduler.verifier import Rows, rows_wanted
 
 
 class InjectedFault(RuntimeError):
@@ -30,13 +31,13 @@ def inject_before(plan: list[Work]) -> None:
         raise InjectedFault("injected by a test hook")
 
 
-def inject_nan(plan: list[Work], logits: Rows) -> None:
-    """Turn a due request's logits into NaN."""
-    end = 0
-    for work in plan:
-        start, end = end, end + rows_wanted(work)
-        if _due(work, "nan"):
-            logits[start:end] = np.nan
+def inject_nan(plan: list[Work], passed: Passed) -> None:
+    """Turn a due request's logits into NaN, or what the device had found into what it makes of them."""
+    for work, (drawn, rows) in zip(plan, passed.spans, strict=True):
+        if _due(work, "nan") and drawn:
+            passed.tokens[rows] = BAD
+        elif _due(work, "nan"):
+            passed.logits[rows] = np.nan
 
 
 def wants_preemption(work: Work) -> bool:

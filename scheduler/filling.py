@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verdraft.model.exit_head import ExitHead, Exits
+from verdraft.scheduler.passed import Rows
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.sequence import Sequence
-from verdraft.scheduler.verifier import NO_TOKEN, Law, Rows, accept
+from verdraft.scheduler.verifier import NO_TOKEN, Law, accept
 from verdraft.spec.draft import Draft, common_length
 from verdraft.spec.window import Window
 

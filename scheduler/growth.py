@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, LayerKV
+from verdraft.kernels.base import LayerKV
 from verdraft.model.eagle import EagleHead
+from verdraft.scheduler.batches import HostBatch, block_tables, place, ragged, with_trees
+from verdraft.scheduler.device import Device
 from verdraft.scheduler.features import Features
-from verdraft.scheduler.runner import block_tables, ragged_batch, with_trees
+from verdraft.scheduler.passed import Rows
 from verdraft.scheduler.sequence import Sequence
-from verdraft.scheduler.verifier import NO_TOKEN, Law, Rows
+from verdraft.scheduler.verifier import NO_TOKEN, Law
 from verdraft.spec.calibration import Calibration
 from verdraft.spec.growing import Branch, Growing
 
@@ -77,6 +79,7 @@ class DraftGrower:
     law: Law
     calibration: Calibration
     seen: "SeenBlocks"
+    device: Device
 
     def extend(self, seqs: Seq[Sequence]) -> None:
         """Compute every waiting row of these sequences; `features.last` is then that of their newest position."""
@@ -167,19 +170,18 @@ class DraftGrower:
             for _ in path:
                 seq.pop()
 
-    def _forward(self, features: Tensor, tokens: list[int], batch: Batch) -> Tensor:
-        ids = torch.tensor(tokens, dtype=torch.int64, device=features.device)
-        return self.head.forward(features, ids, batch, self.pool)
+    def _forward(self, features: Tensor, tokens: list[int], batch: HostBatch) -> Tensor:
+        (placed,), (ids,) = place(self.device, [batch], [np.array(tokens, np.int64)])
+        return self.head.forward(features, ids, placed, self.pool)
 
-    def _batch(self, seqs: Seq[Sequence], known: Seq[Features], counts: list[int], starts: list[int]) -> Batch:
+    def _batch(self, seqs: Seq[Sequence], known: Seq[Features], counts: list[int], starts: list[int]) -> HostBatch:
         """The context begins at `features.first`, and so do positions: rope knows distances alone."""
         for seq, features, count, start in zip(seqs, known, counts, starts, strict=True):
             self.seen.discard(seq, features.first + start, features.first + start + count)
         tables = block_tables(
             [seq.blocks[features.first // self.block_size :] for seq, features in zip(seqs, known, strict=True)]
         )
-        device = self.head.embedding.device
-        return ragged_batch(np.array(counts), np.array(starts), tables, self.block_size, device)
+        return ragged(np.array(counts), np.array(starts), tables, self.block_size)
 
 
 def _likeliest(row: Rows, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -1,33 +1,49 @@
-"""Runs one plan through the model: builds the ragged batch, walks the segments, returns the logits that were asked for.
+"""Runs one plan through the model: stages what the pass needs, walks the segments, gives what was asked for.
 
 Knows tensors and positions; decides nothing.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from verdraft.kernels.base import CHAINS, Batch, LayerKV
-from verdraft.kernels.tree import paths
+from verdraft.kernels.base import Batch, LayerKV
+from verdraft.kernels.draws import Draws
 from verdraft.model.transformer import Transformer
+from verdraft.scheduler.batches import Arrays, place, plan_batch
+from verdraft.scheduler.device import Computed, Device, HostDevice
+from verdraft.scheduler.passed import Passed, draw_arrays, order_rows
 from verdraft.scheduler.plan import Work
-from verdraft.scheduler.verifier import Rows, Verified, rows_wanted
+from verdraft.scheduler.verifier import Verified
 
-Ints = NDArray[np.int64]
+HOST = HostDevice()
+NO_TOKENS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """What came out of a pass."""
+class Staged:
+    """A pass as the device sees it. Nothing of it changes with the sequences, so it may be computed later."""
 
-    logits: Rows  # [R, V]: rows_wanted(work) rows per work, in order
-    taps: Tensor | None  # [T, taps * hidden]: work.num_tokens rows per work, in order; None without taps
+    tokens: Tensor  # [T] int64: what the first segment takes
+    segments: list["Segment"]
+    taps: tuple[int, ...]
+    rest: list[Tensor]  # what else the pass needs
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """What one segment takes: counts[i] rows of each work, the first of them those that `waiting` for it."""
+
+    batch: Batch
+    counts: list[int]
+    waiting: list[list[Tensor]]  # of every work; empty: nobody's
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +59,40 @@ class Runner:
     block_size: int
     bounds: tuple[int, ...]
     taps: tuple[int, ...] = ()
+    device: Device = HOST
 
     @property
     def num_segments(self) -> int:
         return len(self.bounds) - 1
 
+    def start(self, plan: list[Work]) -> Callable[[], Passed]:
+        """Let the device begin one full-depth pass over the plan's tokens; what this returns waits for its end."""
+        draws = self.device.sampler is not None
+        wanted = order_rows(plan, draws)
+        rest = [wanted.rows, *(draw_arrays(plan, wanted.spans) if draws else ())]
+        staged = self._stage(plan, self.num_segments, rest)
+        read = self.device.start(partial(self._compute, staged))
+
+        def passed() -> Passed:
+            found = read()
+            return Passed(found.tokens, found.logits, found.taps, wanted.spans)
+
+        return passed
+
     @torch.inference_mode()
-    def execute(self, plan: list[Work]) -> Passed:
-        """One full-depth pass over the plan's tokens."""
-        rows = self.run(plan, self.num_segments)
+    def _compute(self, staged: Staged) -> Computed:
+        rows, (wanted, *draws) = self._walk(staged), staged.rest
         hidden = self.stream(rows)
-        return Passed(self._logits(hidden, plan), rows[:, hidden.shape[1] :] if self._taps_of(plan) else None)
+        tokens, logits = NO_TOKENS, self._logits(hidden, wanted)
+        if self.device.sampler:
+            num = len(draws[0])
+            tokens, logits = self.device.sampler(logits[:num], Draws(*draws), None), logits[num:]
+        return Computed(tokens, logits, rows[:, hidden.shape[1] :] if staged.taps else None)
+
+    def _logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
+        if not len(wanted):
+            return hidden.new_empty((0, self.model.config.vocab_size), dtype=torch.float32)
+        return self.model.logits(hidden[wanted])
 
     def _taps_of(self, plan: list[Work]) -> tuple[int, ...]:
         """None where no sequence will ask for what they keep."""
@@ -63,22 +102,34 @@ class Runner:
         """The residual stream without what was kept beside it."""
         return rows[:, : self.model.config.hidden_size] if self.taps else rows
 
-    @torch.inference_mode()
     def run(self, plan: list[Work], depth: int) -> Tensor:
         """A pass through the first `depth` segments: each takes what the works owe it, from the one below and from
         what was computed before. The stream behind the last of them, work.owed(depth - 1) rows per work, in order.
         """
-        owed = [work.owed(0) for work in plan]
-        batch = self._batch(plan, owed)
+        return self._walk(self._stage(plan, depth, []))
+
+    def _stage(self, plan: list[Work], depth: int, rest: Arrays) -> Staged:
+        """All that the host knows of a pass, brought to the device at once."""
+        counts = [[work.owed(segment) for work in plan] for segment in range(depth)]
+        new = [not segment or counts[segment] != counts[segment - 1] for segment in range(depth)]
         tokens = np.fromiter(chain.from_iterable(work.unread for work in plan), np.int64)
-        taps = self._taps_of(plan)
-        hidden = self._forward(self.model.embed(_to(tokens, self.model.device), batch.positions), batch, 0, taps)
-        for segment in range(1, depth):
-            below, owed = owed, [work.owed(segment) for work in plan]
-            if owed != below:
-                hidden = _with_waiting(plan, segment, hidden, below)
-                batch = self._batch(plan, owed)
-            hidden = self._forward(hidden, batch, segment, taps)
+        batches = [plan_batch(plan, counts[segment], self.block_size) for segment in range(depth) if new[segment]]
+        placed, (there, *others) = place(self.device, batches, [tokens, *rest])
+        segments: list[Segment] = []
+        for segment in range(depth):
+            waits = bool(segment) and new[segment]
+            waiting = [list(work.seq.behind[segment - 1].chunks) for work in plan] if waits else []
+            batch = placed.pop(0) if new[segment] else segments[-1].batch
+            segments.append(Segment(batch, counts[segment], waiting))
+        return Staged(there, segments, self._taps_of(plan), others)
+
+    @torch.inference_mode()
+    def _walk(self, staged: Staged) -> Tensor:
+        hidden, below = self.model.embed(staged.tokens, staged.segments[0].batch.positions), staged.segments[0].counts
+        for index, segment in enumerate(staged.segments):
+            if segment.waiting:
+                hidden = _with_waiting(segment.waiting, hidden, below)
+            hidden, below = self._forward(hidden, segment.batch, index, staged.taps), segment.counts
         return hidden
 
     def _forward(self, rows: Tensor, batch: Batch, segment: int, taps: tuple[int, ...]) -> Tensor:
@@ -93,23 +144,12 @@ class Runner:
             kept.append(hidden)
         return torch.cat((hidden, rows[:, hidden.shape[1] :], *kept), 1)
 
-    def _batch(self, plan: list[Work], owed: list[int]) -> Batch:
-        """The last owed[i] tokens of each work as ragged metadata."""
-        rows = [(work, num) for work, num in zip(plan, owed, strict=True) if num]
-        num = np.array([num for _, num in rows], np.int64)
-        start = np.array([work.end - num for work, num in rows], np.int64)
-        tables = block_tables([work.seq.blocks for work, _ in rows])
-        batch = ragged_batch(num, start, tables, self.block_size, self.model.device)
-        if any(work.draft.parents for work, _ in rows):
-            batch = with_trees(batch, start, [_tree_of(work, num) for work, num in rows])
-        return batch
-
     @torch.inference_mode()
     def straighten(self, results: Seq[Verified]) -> None:
         """Move the KV of accepted paths, in every layer, to where a chain of these tokens has it."""
         moves = [move for result in results if result.work.draft.parents for move in self._moves(result)]
         if moves:
-            sources, targets = (_to(np.array(slots), self.model.device) for slots in zip(*moves, strict=True))
+            sources, targets = self.device.put([np.array(slots) for slots in zip(*moves, strict=True)])
             self.model.move(self.pool, sources, targets)
 
     def _moves(self, result: Verified) -> list[tuple[int, int]]:
@@ -121,72 +161,12 @@ class Runner:
 
         return [(slot(first + node), slot(first + i)) for i, node in enumerate(result.path) if i != node]
 
-    def _logits(self, hidden: Tensor, plan: list[Work]) -> Rows:
-        ends = np.cumsum([work.num_tokens for work in plan])
-        rows = [np.arange(end - rows_wanted(work), end) for work, end in zip(plan, ends, strict=True)]
-        wanted = np.concatenate(rows)
-        if not wanted.size:
-            return np.empty((0, self.model.config.vocab_size), np.float32)
-        logits: Rows = self.model.logits(hidden[_to(wanted, hidden.device)]).cpu().numpy()
-        return logits
 
-
-def _with_waiting(plan: list[Work], segment: int, fresh: Tensor, counts: list[int]) -> Tensor:
-    """For each work the rows that have waited for this segment, and then its counts[i] rows of `fresh`. Rows of passes
+def _with_waiting(waiting: Seq[Seq[Tensor]], fresh: Tensor, counts: list[int]) -> Tensor:
+    """For each work the rows that have waited for a segment, and then its counts[i] rows of `fresh`. Rows of passes
     without taps are narrower: nobody asks for what they lack."""
     pieces: list[Tensor] = []
-    for work, rows in zip(plan, fresh.split_with_sizes(counts), strict=True):
-        pieces += [*work.seq.behind[segment - 1].chunks, rows]
+    for waited, rows in zip(waiting, fresh.split_with_sizes(counts), strict=True):
+        pieces += [*waited, rows]
     width = max(piece.shape[1] for piece in pieces)
     return torch.cat([F.pad(piece, (0, width - piece.shape[1])) for piece in pieces])
-
-
-def _tree_of(work: Work, num: int) -> list[int]:
-    """Parents among the last `num` tokens of a work. No tree is computed in some segments only, so all of its nodes
-    and the token before them are among these."""
-    parents = list(range(-1, num - 1))
-    if work.draft.parents:
-        first = num - len(work.draft.tokens)
-        parents[first:] = [first + parent if parent >= 0 else first - 1 for parent in work.draft.parents]
-    return parents
-
-
-def with_trees(batch: Batch, start: Ints, trees: Seq[Seq[int]]) -> Batch:
-    """Every token follows its parent, in row b as trees[b] tells; slots stay as they are."""
-    positions = [
-        first + len(path) - 1 for first, tree in zip(start.tolist(), trees, strict=True) for path in paths(tree)
-    ]
-    parents = np.fromiter(chain.from_iterable(trees), np.int32)
-    device = batch.positions.device
-    return replace(batch, parents=_to(parents, device), positions=_to(np.array(positions, np.int64), device))
-
-
-def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: torch.device) -> Batch:
-    """num[b] tokens from position start[b] on, in the blocks tables[b] [B, P]. Slots come from the block tables,
-    never from "the last one plus one"."""
-    ends = np.cumsum(num)
-    owner = np.repeat(np.arange(len(num)), num)
-    positions = np.arange(len(owner)) - np.repeat(ends - num - start, num)
-    slots = tables[owner, positions // block_size] * block_size + positions % block_size
-    return Batch(
-        cu_q=_to(np.concatenate(([0], ends)).astype(np.int32), device),
-        seq_lens=_to((start + num).astype(np.int32), device),
-        pages=_to(tables.astype(np.int32), device),
-        slots=_to(slots, device),
-        positions=_to(positions, device),
-        max_q=int(num.max(initial=0)),
-        max_k=int((start + num).max(initial=0)),
-        parents=CHAINS.to(device),
-    )
-
-
-def block_tables(blocks: Seq[Seq[int]]) -> Ints:
-    """[B, P], padded with block 0."""
-    tables = np.zeros((len(blocks), max(map(len, blocks), default=0)), np.int64)
-    for row, own in zip(tables, blocks, strict=True):
-        row[: len(own)] = own
-    return tables
-
-
-def _to(array: NDArray[np.integer], device: torch.device) -> Tensor:
-    return torch.from_numpy(array).to(device)

@@ -3,12 +3,13 @@
 Reads sequences, changes none: what it returns is applied by commit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from verdraft.kernels.draws import BAD
 from verdraft.kernels.noise import Contenders, IntArray, Noise, PhiloxBlocks
 from verdraft.kernels.sampling import (
     AllTokensMasked,
@@ -20,15 +21,14 @@ from verdraft.kernels.sampling import (
     row_logprobs,
 )
 from verdraft.scheduler.outputs import TokenLogprobs
+from verdraft.scheduler.passed import Passed, Rows, generates
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.acceptance import verify
 from verdraft.spec.constraint import UNCONSTRAINED, ConstraintFailed
 from verdraft.spec.draft import EMPTY, Draft
 
-Rows = NDArray[np.float32]
 NO_TOKEN = (AllTokensMasked, BadLogits, ConstraintFailed)  # what Law raises where there is none
-_BAD = -1  # instead of a row's argmax: the row is not finite
 _Rest = tuple[list[int] | None, Noise, NDArray[np.bool_] | None]
 
 
@@ -53,17 +53,6 @@ class Failed:
 
     work: Work
     code: str
-
-
-def rows_wanted(work: Work) -> int:
-    """How many of the pass's last tokens need logits: all with prompt logprobs, else those that decide tokens."""
-    if work.seq.request.params.prompt_logprobs is not None and work.start < work.seq.num_prompt:
-        return work.num_tokens
-    return len(work.draft.tokens) + 1 if work.yields and _generates(work.seq) else 0
-
-
-def _generates(seq: Sequence) -> bool:
-    return seq.request.params.max_tokens != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +112,31 @@ class Verifier:
 
     law: Law
 
-    def verify(self, plan: list[Work], logits: Rows) -> list[Verified]:
-        """`logits` [R, V] holds rows_wanted(work) rows for each work, in order. Raises NO_TOKEN."""
-        best = argmax_rows(logits)
-        best[bad_rows(logits, best)] = _BAD
+    def verify(self, plan: list[Work], passed: Passed) -> list[Verified]:
+        """What the pass over this plan means. Raises NO_TOKEN."""
+        best = argmax_rows(passed.logits)
+        best[bad_rows(passed.logits, best)] = BAD
         return [
-            self._verify_one(work, logits[rows], best[rows])
-            for work, rows in zip(plan, _slices([rows_wanted(work) for work in plan]), strict=True)
+            self._verify_drawn(work, passed.tokens[rows])
+            if drawn
+            else self._verify_one(work, passed.logits[rows], best[rows])
+            for work, (drawn, rows) in zip(plan, passed.spans, strict=True)
         ]
 
+    def _verify_drawn(self, work: Work, tokens: NDArray[np.int64]) -> Verified:
+        """`tokens` are the law's, as the device has found them; row i behind node i - 1 of the draft."""
+        if not tokens.size or work.seq.finished:
+            return Verified(work)
+        try:
+            return Verified(work, tuple(verify(work.draft, lambda i: _known(tokens[i]))))
+        except BadLogits:  # as in _accept
+            return Verified(work, (_known(tokens[0]),))
+
     def _verify_one(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> Verified:
+        if work.seq.finished:  # while the pass was under way
+            return Verified(work)
         scored = _score_prompt(work, logits)
-        if not work.yields or not _generates(work.seq):
+        if not work.yields or not generates(work.seq):
             return Verified(work, prompt_logprobs=scored)
         num = len(work.draft.tokens) + 1
         tokens = self._accept(work, logits[-num:], best[-num:])
@@ -145,14 +147,18 @@ class Verifier:
         seq = work.seq
 
         def target(i: int, ahead: int) -> int:
-            if best[i] == _BAD:
-                raise BadLogits("a row of logits is not finite")
-            return self.law.token(seq, ahead, int(best[i]), lambda: logits[i])
+            return self.law.token(seq, ahead, _known(best[i]), lambda: logits[i])
 
         try:
             return accept(seq, work.draft, target)
         except NO_TOKEN:  # perhaps behind an end that commit has yet to find: the draft must not matter
             return accept(seq, EMPTY, target)
+
+
+def _known(token: np.int64) -> int:
+    if token == BAD:
+        raise BadLogits("a row of logits is not finite")
+    return int(token)
 
 
 def accept(seq: Sequence, draft: Draft, target: Callable[[int, int], int]) -> list[int]:
@@ -194,10 +200,3 @@ def _score_prompt(work: Work, logits: Rows) -> tuple[TokenLogprobs, ...]:
 def _score(row: Rows, token: int, top: int) -> TokenLogprobs:
     logprob, best = row_logprobs(row, token, top)
     return TokenLogprobs(logprob, tuple(best))
-
-
-def _slices(counts: list[int]) -> Iterator[slice]:
-    start = 0
-    for count in counts:
-        yield slice(start, start + count)
-        start += count

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -18,8 +19,10 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.torch_sampling import law_tokens
 from verdraft.model.demo import demo_model
 from verdraft.model.eagle import EagleConfig, tensor_shapes
+from verdraft.scheduler.device import Computed, Found, pack
 from verdraft.spec.draft import ASK, EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint
 
@@ -204,6 +207,42 @@ def scripted() -> type[ScriptedDrafter]:
 @pytest.fixture
 def scripted_trees() -> type[ScriptedTrees]:
     return ScriptedTrees
+
+
+class LateDevice:
+    """The CPU as a GPU would have it: what it gets comes as a copy, in one piece; what it shall do, it does only when
+    somebody waits for it; and where it can, it answers with tokens."""
+
+    overlaps = True
+
+    def __init__(self) -> None:
+        self.sampler = law_tokens
+        self.pending = False
+        self.drawn = self.asked = 0  # tokens that were found here, and rows of logits that the host had to read
+
+    def put(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
+        assert not self.pending, "nothing is computed between a pass and its end"
+        staged, parts = pack(arrays, pinned=False)
+        tensors = parts.of(staged.clone())
+        staged.fill_(0xA5)  # the next pass's by now
+        return tensors
+
+    def start(self, work: Callable[[], Computed]) -> Callable[[], Found]:
+        assert not self.pending
+        self.pending = True
+
+        def read() -> Found:
+            self.pending = False
+            computed = work()
+            self.drawn, self.asked = self.drawn + len(computed.tokens), self.asked + len(computed.logits)
+            return Found(computed.tokens.numpy(), computed.logits.numpy(), computed.taps)
+
+        return read
+
+
+@pytest.fixture
+def late_device() -> type[LateDevice]:
+    return LateDevice
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ The reference is each request alone, without speculation, in one chunk, with a c
 import itertools
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import DraftShape, EngineConfig
+from verdraft.scheduler.device import Device, HostDevice
 from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.estimates import Estimates
 from verdraft.scheduler.params import SamplingParams
@@ -66,6 +67,7 @@ def engine_for(
     eagle: EagleHead | None = None,
     topk: int = 1,
     router: Router = "payoff",
+    device: Device | None = None,
 ) -> Engine:
     return Engine(
         model,
@@ -82,6 +84,7 @@ def engine_for(
         drafters,
         exits,
         eagle,
+        device,
     )
 
 
@@ -124,13 +127,14 @@ def check_law(
     settings: Sequence[Setting],
     modes: Sequence[str] = MODES,
     exits: Exits = NO_EXITS,
+    device: Device | None = None,
 ) -> tuple[int, float]:
     """Run every mode, cold and warm, under each setting. The number of tokens compared, and the share of the exits'
-    tokens that were accepted."""
+    tokens that were accepted. The answers themselves are the CPU's, as it is."""
     compared = preempted = drafted = accepted = 0
     answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
     for setting, mode in itertools.product(settings, modes):
-        engine = engine_for(model, setting.blocks, setting.chunk, exits)
+        engine = engine_for(model, setting.blocks, setting.chunk, exits, device=device)
         for cache in ("cold", "warm"):
             found = run(engine, jobs, mode, answers, setting.late)
             assert found == answers, f"{setting} {mode=} {cache=}"
@@ -159,16 +163,28 @@ def jobs_for(vocab: int, length: int, max_tokens: int) -> list[Job]:
             seed=i,
             max_tokens=max_tokens,
             ignore_eos=i % 3 == 0,
-            min_tokens=3,
+            min_tokens=3 if i > 2 else 0,
         )
         jobs.append((prompt, params))
     return jobs
 
 
+@pytest.fixture(params=["host", "late"])
+def device(request: pytest.FixtureRequest, late_device: Any) -> Iterator[Device]:
+    """The CPU, and the CPU as if it were a GPU: fed in one copy, asked late, and for tokens where it can tell them."""
+    late = late_device()
+    yield HostDevice() if request.param == "host" else late
+    assert (late.drawn + late.asked > 0) is (request.param == "late")
+
+
 @pytest.mark.parametrize(("family", "settings"), [("llama", EVERY_SETTING), ("qwen3", EVERY_PAIR)])
-def test_tiny_models_keep_the_law(family: str, settings: Sequence[Setting], request: pytest.FixtureRequest) -> None:
+def test_tiny_models_keep_the_law(
+    family: str, settings: Sequence[Setting], device: Any, request: pytest.FixtureRequest
+) -> None:
     model = load(request.getfixturevalue(f"tiny_{family}_path"))
-    assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), settings)[0] > 600 * len(settings)
+    jobs = jobs_for(model.config.vocab_size, 40, 24)
+    assert check_law(model, jobs, settings, device=device)[0] > 600 * len(settings)
+    assert isinstance(device, HostDevice) or min(device.drawn, device.asked) > 100 * len(settings)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
@@ -179,19 +195,21 @@ def test_quantised_weights_keep_the_law(tiny_llama_path: Path, quantization: Qua
 
 
 @pytest.mark.parametrize(("kind", "least", "most"), [("llama", 0.0, 0.3), ("agreeing", 0.5, 1.0)])
-def test_exits_keep_the_law(kind: str, least: float, most: float, request: pytest.FixtureRequest) -> None:
+def test_exits_keep_the_law(
+    kind: str, least: float, most: float, device: Device, request: pytest.FixtureRequest
+) -> None:
     """Exits that are nearly always wrong, and exits that are right more often than not."""
     model = load(request.getfixturevalue(f"deep_{kind}_path"))
     settings = [Setting(late=2, chunk=24, blocks=TINY_POOL)]
     jobs = jobs_for(model.config.vocab_size, 40, 18)
-    compared, accepted = check_law(model, jobs, settings, EXIT_MODES, own_exits(model, (1, 2)))
+    compared, accepted = check_law(model, jobs, settings, EXIT_MODES, own_exits(model, (1, 2)), device)
     assert compared > 500
     assert least <= accepted <= most
 
 
 @pytest.mark.parametrize(("path", "modes"), [("tiny_qwen3_path", ["off"]), ("deep_agreeing_path", ["mixed"])])
 def test_trees_keep_the_law(
-    path: str, modes: list[str], scripted_trees: Any, scripted: Any, request: pytest.FixtureRequest
+    path: str, modes: list[str], device: Device, scripted_trees: Any, scripted: Any, request: pytest.FixtureRequest
 ) -> None:
     """Trees, chains and no drafts in one batch; with exits in three segments, beside windows."""
     model = load(request.getfixturevalue(path))
@@ -206,7 +224,7 @@ def test_trees_keep_the_law(
 
     accepted = 0
     for late, chunk, blocks in [(2, 24, TINY_POOL), (2, 512, LARGE_POOL)]:
-        engine = engine_for(model, blocks, chunk, exits, drafter)
+        engine = engine_for(model, blocks, chunk, exits, drafter, device=device)
         assert run(engine, jobs, modes[0], answers, late) == answers
         accepted += engine.counters().spec["eagle"].num_accepted_tokens
     assert accepted > 40
@@ -254,7 +272,7 @@ def bigram_head(path: Path, model: Transformer) -> EagleHead:
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("kind", ["random", "right"])
 def test_eagle_keeps_the_law(
-    kind: str, topk: int, bigram_path: Path, tiny_eagle: EagleConfig, eagle_tensors: Any
+    kind: str, topk: int, device: Device, bigram_path: Path, tiny_eagle: EagleConfig, eagle_tensors: Any
 ) -> None:
     """A head that is nearly always wrong and one that is mostly right, chains and trees, alone and among others."""
     model = load(bigram_path)
@@ -265,7 +283,7 @@ def test_eagle_keeps_the_law(
     answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
     drafted = accepted = 0
     for mode, chunk, blocks in [("eagle", 512, LARGE_POOL), ("eagle mixed", 24, TINY_POOL)]:
-        engine = engine_for(model, blocks, chunk, own_exits(model, (1, 2)), eagle=eagle, topk=topk)
+        engine = engine_for(model, blocks, chunk, own_exits(model, (1, 2)), eagle=eagle, topk=topk, device=device)
         for cache in ("cold", "warm"):
             assert run(engine, jobs, mode, answers, late=2) == answers, f"{mode} {cache}"
         drafted += engine.counters().spec["eagle"].num_draft_tokens
@@ -275,7 +293,7 @@ def test_eagle_keeps_the_law(
 
 
 @pytest.mark.parametrize("router", ["payoff", "threshold", "score"])
-def test_hybrid_keeps_the_law(router: Router, bigram_path: Path) -> None:
+def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path) -> None:
     """All sources at once, chosen by a predictor that knows nothing and learns nonsense with every label; beside
     requests that want one of them or none."""
     model = load(bigram_path)
@@ -284,7 +302,7 @@ def test_hybrid_keeps_the_law(router: Router, bigram_path: Path) -> None:
     drafted: Counter[str] = Counter()
     for late, chunk, blocks in [(0, 512, LARGE_POOL), (2, 24, TINY_POOL)]:
         eagle, exits = bigram_head(bigram_path, model), own_exits(model, (1, 2))
-        engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, router=router)
+        engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, router=router, device=device)
         engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))  # so that not everything pays
         engine.drafting.estimates = changing_estimates()
         for cache in ("cold", "warm"):
@@ -336,37 +354,39 @@ def kv_compared(model: Transformer, engine: Engine, job: Job, mode: Any) -> int:
     return compared
 
 
-def test_trees_leave_the_kv_of_plain_decoding(deep_llama_path: Path, scripted_trees: Any) -> None:
+def test_trees_leave_the_kv_of_plain_decoding(device: Device, deep_llama_path: Path, scripted_trees: Any) -> None:
     """Accepted paths are laid out as chains bit for bit, in every layer."""
     model = load(deep_llama_path)
     job = jobs_for(model.config.vocab_size, 40, 40)[3]
     answer = run(engine_for(model, LARGE_POOL, 512), [job], "off", (), late=0)[0]
-    engine = engine_for(model, LARGE_POOL, 24, NO_EXITS, lambda _: scripted_trees(answer, 0.1, 5, 320))
+    engine = engine_for(model, LARGE_POOL, 24, NO_EXITS, lambda _: scripted_trees(answer, 0.1, 5, 320), device=device)
     assert kv_compared(model, engine, job, "off") > 5
     assert engine.counters().spec["eagle"].num_accepted_tokens > 20
 
 
 @pytest.mark.parametrize("mode", ["early_exit", "hispec"])
 @pytest.mark.parametrize("kind", ["llama", "agreeing"])
-def test_exits_leave_the_kv_of_plain_decoding(kind: str, mode: str, request: pytest.FixtureRequest) -> None:
+def test_exits_leave_the_kv_of_plain_decoding(
+    kind: str, mode: str, device: Device, request: pytest.FixtureRequest
+) -> None:
     """After every cycle, bit for bit: rejected tokens leave nothing behind at any committed position."""
     model = load(request.getfixturevalue(f"deep_{kind}_path"))
-    engine = engine_for(model, LARGE_POOL, 24, own_exits(model, (1, 2)))
+    engine = engine_for(model, LARGE_POOL, 24, own_exits(model, (1, 2)), device=device)
     assert kv_compared(model, engine, jobs_for(model.config.vocab_size, 40, 40)[3], mode) > 10
     assert engine.counters().spec["early_exit"].num_draft_tokens > 0
 
 
 @pytest.mark.demo
-def test_the_demo_model_keeps_the_law(demo_path: Path) -> None:
+def test_the_demo_model_keeps_the_law(device: Device, demo_path: Path) -> None:
     model = load(demo_path, "auto")  # as it is served: blocks for few rows, fp32 panels for more
     settings = [Setting(late=2, chunk=24, blocks=TINY_POOL)]
-    assert check_law(model, jobs_for(2000, 40, 20), settings)[0] > 300
+    assert check_law(model, jobs_for(2000, 40, 20), settings, device=device)[0] > 300
 
 
 @pytest.mark.demo
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_the_demo_model_keeps_the_law_in_every_setting(demo_path: Path) -> None:
+def test_the_demo_model_keeps_the_law_in_every_setting(device: Device, demo_path: Path) -> None:
     torch.set_num_threads(2)
     model = load(demo_path, "auto")  # as it is served: blocks for few rows, fp32 panels for more
-    assert check_law(model, jobs_for(2000, 40, 52), EVERY_SETTING)[0] > 20000
+    assert check_law(model, jobs_for(2000, 40, 52), EVERY_SETTING, device=device)[0] > 20000

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from verdraft.model.exit_head import ExitHead
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.runner import ragged_batch
+from verdraft.scheduler.batches import ragged_batch
 from verdraft.spec.spending import CostTable
 from verdraft.train.replay import Cycles
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.runner import ragged_batch
+from verdraft.scheduler.batches import ragged_batch
 
 TEMPERATURES = (0.0, 0.7, 0.0, 1.0)  # in turn: half greedy, half sampled
 SKIPPED = 4  # rows at a sequence's begin: nobody drafts there, and attention's sink makes them odd

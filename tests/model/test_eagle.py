@@ -15,7 +15,7 @@ from verdraft.kernels.base import Kernels
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle, default_aux_layers
 from verdraft.model.load import load_model
-from verdraft.scheduler.runner import ragged_batch, with_trees
+from verdraft.scheduler.batches import ragged, ragged_batch, with_trees
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -185,9 +185,10 @@ def test_one_call_and_single_operations_have_the_same_bits(
     tables = np.array([[5, 2, 7, 0], [1, 3, 4, 6]])
     torch.manual_seed(0)
     for starts, counts in (([0, 0], [20, 3]), ([20, 3], [1, 1]), ([21], [5])):
-        batch = ragged_batch(np.array(counts), np.array(starts), tables[: len(counts)], BLOCK, CPU)
+        arrays = ragged(np.array(counts), np.array(starts), tables[: len(counts)], BLOCK)
         if counts == [5]:
-            batch = with_trees(batch, np.array(starts), [TREE])
+            arrays = with_trees(arrays, np.array(starts), [TREE])
+        batch = arrays.placed([torch.from_numpy(array) for array in arrays.arrays])
         features, tokens = torch.randn(sum(counts), 64), torch.randint(0, 320, (sum(counts),))
         found, expected = (h.forward(features, tokens, batch, p) for h, p in zip((head, single), pools, strict=False))
         assert torch.equal(found, expected)

@@ -19,6 +19,7 @@ from verdraft.kernels.base import Batch
 from verdraft.kernels.tree import paths
 from verdraft.model.exit_head import Exits
 from verdraft.scheduler.config import DraftShape, EngineConfig
+from verdraft.scheduler.device import Device, HostDevice
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import TokenSlice
 from verdraft.scheduler.params import SamplingParams
@@ -201,16 +202,19 @@ def build_request(name: str, prompt: Sequence[int], **fields: object) -> Request
     return Request(id=name, prompt=list(prompt), params=SamplingParams(**params), **fields)
 
 
-@pytest.fixture
-def make_engine() -> Callable[..., Engine]:
+@pytest.fixture(params=["host", "late"])
+def make_engine(request: pytest.FixtureRequest, late_device: Callable[[], Device]) -> Callable[..., Engine]:
+    """Engines whose passes end in the step that begins them, and engines whose passes end in the next."""
+
     def build(**fields: object) -> Engine:
+        device = HostDevice() if request.param == "host" else late_device()
         drafters, exits = fields.pop("drafter_factory", None), fields.pop("exits", Exits())
         eagle, shape = fields.pop("eagle", None), DraftShape(*fields.pop("shape", (4, 1, 4)))
         model = fields.pop("model", HashModel())
         settings = {"max_model_len": 256, "num_blocks": 64, "block_size": 4, "max_batch_tokens": 32}
         settings["suffix_store_tokens"] = 2000
         settings |= {"eagle": shape, "eos_token_ids": frozenset({EOS}), "max_num_seqs": 8} | fields
-        return Engine(model, EngineConfig(**settings), drafters, exits, eagle)
+        return Engine(model, EngineConfig(**settings), drafters, exits, eagle, device)
 
     return build
 

@@ -9,6 +9,7 @@ from verdraft.scheduler import async_engine
 from verdraft.scheduler.async_engine import AsyncEngine
 from verdraft.scheduler.errors import ContextTooLong, EngineDead, QueueFull
 from verdraft.scheduler.request import Fault
+from verdraft.scheduler.runner import Runner
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -136,7 +137,7 @@ async def test_an_error_outside_any_sequence_fails_the_step_and_no_more(start, m
 async def test_an_engine_whose_every_step_fails_says_so_until_one_succeeds(start, make_request, monkeypatch, place):
     """Such a server used to call itself healthy; one that failed before any sequence ran never ended a request."""
     bridge = await start()
-    failing = {"pass": (bridge.engine, "_pass"), "schedule": (bridge.engine.scheduler, "schedule")}
+    failing = {"pass": (Runner, "start"), "schedule": (bridge.engine.scheduler, "schedule")}
 
     async def ask():
         (stream,) = bridge.submit([make_request("a", PROMPT, max_tokens=3, ignore_eos=True)])

@@ -298,6 +298,7 @@ def test_forced_preemption_changes_nothing(make_engine, drain, make_request):
     assert engine.counters().num_preemptions == 1
 
 
+@pytest.mark.parametrize("make_engine", ["host"], indirect=True)  # preempts between two parts of a step
 def test_a_preempted_prompt_is_scored_once(make_engine, drain, make_request):
     """What had been scored before a preemption in the middle of a prompt once came twice."""
     found = []

@@ -18,7 +18,7 @@ from verdraft.model.eagle_file import load_eagle
 from verdraft.model.errors import ModelError
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.runner import ragged_batch
+from verdraft.scheduler.batches import ragged_batch
 from verdraft.train import eagle_fit
 from verdraft.train.collect import Collection
 from verdraft.train.distil import Target

@@ -1,16 +1,26 @@
-"""Tokens from Triton's sampling kernel: those of the law as the CPU computes it, word for word of its noise."""
+"""Tokens that are found where the logits are, by torch or by Triton's kernel: those of the law as the CPU computes it,
+word for word of its noise."""
+
+import importlib
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from verdraft.kernels.draws import BAD, Draws
+from verdraft.kernels.draws import BAD, Draws, Sampler
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 
-pytest.importorskip("triton")
-from verdraft.kernels.triton_sampling import law_tokens
+
+@pytest.fixture(params=["torch", "triton"])
+def law_tokens(request: pytest.FixtureRequest) -> Sampler:
+    """Every implementation that can run here."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+    found: Sampler = importlib.import_module(f"verdraft.kernels.{request.param}_sampling").law_tokens
+    return found
+
 
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 123456789012345)
 
@@ -18,9 +28,9 @@ SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 123456789012345)
 def draws(temperatures: list[float], seeds: list[int], choices: list[int], positions: list[int]) -> Draws:
     return Draws(
         torch.tensor(temperatures, dtype=torch.float64),
-        torch.tensor(seeds),
-        torch.tensor(choices),
-        torch.tensor(positions),
+        torch.tensor(seeds, dtype=torch.int64),
+        torch.tensor(choices, dtype=torch.int64),
+        torch.tensor(positions, dtype=torch.int64),
     )
 
 
@@ -30,7 +40,7 @@ def law(row: Tensor, temperature: float, seed: int, choice: int, position: int) 
     return choose_token(row.numpy(), params, TokenHistory(params), None, noise)
 
 
-def test_every_noise_word_is_the_cpus() -> None:
+def test_every_noise_word_is_the_cpus(law_tokens: Sampler) -> None:
     """A row whose only possible tokens are two: which of them wins tells their words apart, for many pairs."""
     noise, size = Noise(7, 3, 2**32 - 1), 5000
     words = noise.row_words(size)
@@ -39,22 +49,22 @@ def test_every_noise_word_is_the_cpus() -> None:
     for row, pair in zip(logits, pairs, strict=True):
         row[list(pair)] = 1.5
     rows = len(pairs)
-    found = law_tokens(logits, draws([1.0] * rows, [7] * rows, [3] * rows, [2**32 - 1] * rows))
+    found = law_tokens(logits, draws([1.0] * rows, [7] * rows, [3] * rows, [2**32 - 1] * rows), None)
     assert found.tolist() == [max(pair, key=lambda token: (words[token], -token)) for pair in pairs]
 
 
 @pytest.mark.parametrize("size", [1, 320, 2048, 5001])
-def test_tokens_are_the_laws(size: int) -> None:
+def test_tokens_are_the_laws(law_tokens: Sampler, size: int) -> None:
     torch.manual_seed(size)
     temperatures = [0.0, 1.0, 0.7, 1.3, 25.0, 1e-3]
     rows = torch.randn(len(SEEDS), size + 7)[:, :size] * 4  # strided
     choices, positions = [0, 1, 2, 0, 4, 5], [0, 1, 77, 2**31, 4, 2**32 - 1]
-    found = law_tokens(rows, draws(temperatures, list(SEEDS), choices, positions))
+    found = law_tokens(rows, draws(temperatures, list(SEEDS), choices, positions), None)
     expected = [law(*job) for job in zip(rows, temperatures, SEEDS, choices, positions, strict=True)]
     assert found.tolist() == expected
 
 
-def test_a_reduced_vocabulary_has_its_tokens_noise() -> None:
+def test_a_reduced_vocabulary_has_its_tokens_noise(law_tokens: Sampler) -> None:
     torch.manual_seed(0)
     token_ids = torch.randperm(49152)[:300].sort().values
     scores = torch.randn(4, 300)
@@ -65,22 +75,22 @@ def test_a_reduced_vocabulary_has_its_tokens_noise() -> None:
     assert found.tolist() == [law(row, *job) for row, *job in zip(full, *jobs, strict=True)]
 
 
-def test_equal_logits_give_the_lowest_token_and_bad_rows_none() -> None:
+def test_equal_logits_give_the_lowest_token_and_bad_rows_none(law_tokens: Sampler) -> None:
     rows = torch.zeros(5, 4100)
     rows[0, 4099] = rows[0, 2500] = 1.0
     rows[1, 2047] = rows[1, 2048] = 1.0
     rows[2, 4000] = torch.nan
     rows[3, 17] = torch.inf
     rows[4] = -torch.inf
-    found = law_tokens(rows, draws([0.0] * 5, [0] * 5, [0] * 5, [0] * 5))
+    found = law_tokens(rows, draws([0.0] * 5, [0] * 5, [0] * 5, [0] * 5), None)
     assert found.tolist() == [2500, 2047, BAD, BAD, BAD]
 
 
-def test_a_batch_of_any_size_gives_a_row_the_same_token() -> None:
+def test_a_batch_of_any_size_gives_a_row_the_same_token(law_tokens: Sampler) -> None:
     torch.manual_seed(1)
     rows = torch.randn(33, 700)
     jobs = [1.0] * 33, list(range(33)), [0] * 33, [5] * 33
-    together = law_tokens(rows, draws(*jobs))
-    alone = [law_tokens(rows[i : i + 1], draws(*([column[i]] for column in jobs))) for i in range(33)]
+    together = law_tokens(rows, draws(*jobs), None)
+    alone = [law_tokens(rows[i : i + 1], draws(*([column[i]] for column in jobs)), None) for i in range(33)]
     assert np.array_equal(together, torch.cat(alone))
-    assert law_tokens(rows[:0], draws([], [], [], [])).tolist() == []
+    assert law_tokens(rows[:0], draws([], [], [], []), None).tolist() == []

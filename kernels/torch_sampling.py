@@ -1,0 +1,47 @@
+"""The law's token (DESIGN section 3) of many rows at once where the logits are, in torch: the reference of
+triton_sampling.py, and what there is where Triton is not. Knows no request."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from verdraft.kernels.draws import BAD, Draws
+
+_M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85  # of Philox4x32-10, as in noise.py
+_LOW: Final = 0xFFFFFFFF
+_ROUNDS: Final = 10
+
+
+def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None) -> Tensor:
+    """Tokens [R] int64 of logits [R, C], of equals the lowest; BAD where there is none.
+
+    Column c belongs to token c, or with `token_ids` [C] int64, ascending, to that one of a reduced vocabulary: its
+    noise is the token's own.
+    """
+    columns = torch.arange(logits.shape[1], device=logits.device) if token_ids is None else token_ids
+    highest = logits.amax(1, keepdim=True).double()
+    fine = highest.isfinite()
+    scores = logits.double() - highest.where(fine, 0.0)
+    noisy = (draws.temperatures > 0.0)[:, None]
+    heat = draws.temperatures[:, None].where(noisy, 1.0)
+    scores = torch.where(noisy, scores / heat + _gumbel(noise_words(draws, columns)), scores)
+    return columns[scores.argmax(1)].where(fine[:, 0], BAD)
+
+
+def noise_words(draws: Draws, tokens: Tensor) -> Tensor:
+    """Words [R, C] of the tokens [C] int64 for every row, each below 2**32, as noise.philox_blocks."""
+    blocks = (tokens >> 2).expand(draws.seeds.shape[0], -1)
+    c0, c1, c2, c3 = blocks, draws.positions[:, None], draws.choices[:, None], torch.zeros_like(blocks)
+    low, high = draws.seeds[:, None] & _LOW, draws.seeds[:, None] >> 32 & _LOW
+    for i in range(_ROUNDS):
+        a, b = c0 * _M0, c2 * _M1  # wraps above 2**63, which leaves all 64 bits right
+        k0, k1 = low + i * _W0 & _LOW, high + i * _W1 & _LOW
+        c0, c1, c2, c3 = (b >> 32 & _LOW) ^ c1 ^ k0, b & _LOW, (a >> 32 & _LOW) ^ c3 ^ k1, a & _LOW
+    lane = tokens & 3
+    return c0.where(lane == 0, c1.where(lane == 1, c2.where(lane == 2, c3)))
+
+
+def _gumbel(words: Tensor) -> Tensor:
+    """As noise.to_gumbel."""
+    return -(-((words.double() + 0.5) * 2.0**-32).log()).log()

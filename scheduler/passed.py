@@ -1,0 +1,88 @@
+"""What a pass is asked for and what it answers: rows of logits, or tokens where the device can tell them by itself."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verdraft.scheduler.plan import Work
+from verdraft.scheduler.sequence import Sequence
+from verdraft.spec.constraint import UNCONSTRAINED
+
+Rows = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+class Span(NamedTuple):
+    """Where a work's answers are: among the tokens if they were drawn, else among the logits."""
+
+    drawn: bool
+    rows: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What came out of a pass; a span for every work of the plan, and for each rows_wanted(work) answers."""
+
+    tokens: Ints  # [D]: the law's, or draws.BAD
+    logits: Rows  # [R, V]
+    taps: Tensor | None  # [T, taps * hidden]: work.num_tokens rows per work, in order; None without taps
+    spans: Seq[Span]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which of a pass's rows are wanted: all that are drawn, then the others."""
+
+    rows: Ints  # [D + R] indices into the pass
+    spans: Seq[Span]
+
+
+def rows_wanted(work: Work) -> int:
+    """How many of the pass's last tokens need logits: all with prompt logprobs, else those that decide tokens."""
+    if work.seq.request.params.prompt_logprobs is not None and work.start < work.seq.num_prompt:
+        return work.num_tokens
+    return len(work.draft.tokens) + 1 if work.yields and generates(work.seq) else 0
+
+
+def generates(seq: Sequence) -> bool:
+    """Whether tokens are wanted at all."""
+    return seq.request.params.max_tokens != 0
+
+
+def can_be_drawn(seq: Sequence) -> bool:
+    """Whether logits, temperature and noise alone say which tokens come, and nobody wants to see the logits. So a
+    request's tokens are all found in the same place, whatever is drafted."""
+    request, params = seq.request, seq.request.params
+    plain = (params.plain_greedy or params.plain_noisy) and not params.min_tokens
+    return plain and params.logprobs is params.prompt_logprobs is None and request.constraint is UNCONSTRAINED
+
+
+def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
+    """What the pass over this plan has to answer; `draws`: the device finds tokens where it can."""
+    pieces: tuple[list[Ints], list[Ints]] = [], []
+    sizes, spans, end = [0, 0], [], 0
+    for work in plan:
+        end += work.num_tokens
+        num, drawn = rows_wanted(work), draws and can_be_drawn(work.seq)
+        pieces[not drawn].append(np.arange(end - num, end))
+        spans.append(Span(drawn, slice(sizes[drawn], sizes[drawn] + num)))
+        sizes[drawn] += num
+    return Wanted(np.concatenate([*pieces[0], *pieces[1]]), spans)
+
+
+def draw_arrays(plan: Seq[Work], spans: Seq[Span]) -> list[NDArray[np.generic]]:
+    """For every drawn token, in order: temperature, seed, choice and OUTPUT position (draws.Draws)."""
+    chosen = [work for work, span in zip(plan, spans, strict=True) if span.drawn]
+    counts = [rows_wanted(work) for work in chosen]
+    depths = [depth for work, num in zip(chosen, counts, strict=True) for depth in [0, *work.draft.depths][:num]]
+    start = np.repeat(np.array([work.seq.num_output for work in chosen], np.int64), counts)
+    return [
+        np.repeat(np.array([work.seq.request.params.temperature for work in chosen], np.float64), counts),
+        np.repeat(np.array([work.seq.seed for work in chosen], np.int64), counts),
+        np.repeat(np.array([work.seq.request.choice for work in chosen], np.int64), counts),
+        start + np.array(depths, np.int64),
+    ]

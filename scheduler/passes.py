@@ -1,0 +1,82 @@
+"""Passes from a plan to what they mean: begun, waited for, verified; what fails takes nobody else with it."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from verdraft.kernels.sampling import AllTokensMasked, BadLogits
+from verdraft.scheduler.blocks import BlockPool
+from verdraft.scheduler.counters import Totals
+from verdraft.scheduler.drafting import Drafting
+from verdraft.scheduler.faults import inject_before, inject_nan
+from verdraft.scheduler.passed import Passed
+from verdraft.scheduler.plan import Work
+from verdraft.scheduler.runner import Runner
+from verdraft.scheduler.sequence import Sequence
+from verdraft.scheduler.verifier import Failed, Verified, Verifier
+from verdraft.spec.constraint import ConstraintFailed
+
+logger = logging.getLogger("verdraft.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A pass that is under way. `read` waits for its end, and raises what went wrong, now or at its beginning."""
+
+    plan: list[Work]
+    read: Callable[[], Passed]
+
+
+@dataclass(slots=True)
+class Passes:
+    """Executes plans; changes no sequence."""
+
+    runner: Runner
+    verifier: Verifier
+    drafting: Drafting
+    totals: Totals
+    pool: BlockPool
+    passed_at: float = 0.0  # time.monotonic() seconds, when the last of them ended
+
+    def begin(self, plan: list[Work]) -> Flight:
+        """Until `end`, sequences may end but not be scheduled again."""
+        try:
+            inject_before(plan)
+            self.totals.iteration_tokens += sum(work.num_tokens for work in plan)
+            return Flight(plan, self.runner.start(plan))
+        except Exception as error:
+            return Flight(plan, partial(_fail, error))
+
+    def end(self, flight: Flight) -> list[Verified | Failed]:
+        """What came of the pass. When it failed, run each work alone, so that only the one at fault is lost: by the law
+        the others get the same tokens as together."""
+        plan = flight.plan
+        try:
+            return list(self._verified(flight))
+        except Exception as error:
+            left = [work for work in plan if not work.seq.finished]
+            if len(plan) == 1:
+                return [Failed(work, self._blame(work.seq, error)) for work in left]
+        return [result for work in left for result in self.end(self.begin([work]))]
+
+    def _verified(self, flight: Flight) -> list[Verified]:
+        passed = flight.read()
+        self.passed_at = time.monotonic()
+        inject_nan(flight.plan, passed)
+        results = self.verifier.verify(flight.plan, passed)
+        self.runner.straighten(results)
+        self.drafting.watch(results, passed.taps)
+        return results
+
+    def _blame(self, seq: Sequence, error: Exception) -> str:
+        if isinstance(error, BadLogits):
+            self.totals.corrupted += 1
+            self.pool.forget(seq.blocks)
+        logger.error("request %s failed in a step", seq.request.id, exc_info=error)
+        return "invalid_value" if isinstance(error, AllTokensMasked | ConstraintFailed) else "internal_error"
+
+
+def _fail(error: Exception) -> Passed:
+    raise error

@@ -1,0 +1,98 @@
+"""Passes that are under way between two steps: what is staged for them, who leaves meanwhile, what fails late."""
+
+import numpy as np
+import pytest
+import torch
+
+from verdraft.scheduler.device import pack
+
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
+
+
+late = pytest.mark.parametrize("make_engine", ["late"], indirect=True)
+
+
+def test_arrays_come_out_of_one_buffer_as_they_went_in():
+    arrays = [
+        np.arange(5, dtype=np.int32),
+        np.empty((0, 3), np.int64),
+        np.arange(6, dtype=np.int64).reshape(2, 3)[:, ::2],
+        np.array([0.5, -1e300]),
+        np.empty(0, np.int32),
+    ]
+    packed, parts = pack(arrays, pinned=False)
+    found = parts.of(packed.clone())
+    for tensor, array in zip(found, arrays, strict=True):
+        assert tensor.dtype == torch.from_numpy(np.zeros(1, array.dtype)).dtype
+        assert np.array_equal(tensor.numpy(), array)
+        assert tensor.shape == array.shape
+
+
+@late
+def test_a_request_that_ends_while_its_pass_is_under_way_gets_nothing_more(make_engine, drain, make_request):
+    expected = {}
+    for name in ("stays", "comes"):
+        alone = make_engine()
+        alone.add(make_request(name, [*PROMPT, len(name)], max_tokens=12, ignore_eos=True))
+        expected[name] = drain(alone)[name].tokens
+    engine = make_engine(num_blocks=8)
+    leaving = make_request("leaves", PROMPT, max_tokens=12, ignore_eos=True)
+    engine.add(leaving)
+    engine.add(make_request("stays", [*PROMPT, 5], max_tokens=12, ignore_eos=True))
+    found = {"stays": [], "comes": [], "leaves": []}
+    for step in range(100):
+        if step == 3:
+            ((_, piece),) = engine.abort(leaving)
+            assert piece.finish == "abort"
+            engine.add(make_request("comes", [*PROMPT, 5], max_tokens=12, ignore_eos=True))
+        for request, piece in engine.step():
+            assert step < 3 or request is not leaving
+            found[request.id] += piece.tokens
+        engine.check_integrity()
+    assert not engine.has_work
+    assert {name: found[name] for name in expected} == expected
+    assert engine.counters().kv_blocks_used == 0
+
+
+@late
+def test_a_pass_that_fails_when_it_is_waited_for_costs_no_neighbour_anything(
+    make_engine, drain, make_request, hash_model
+):
+    model = hash_model()
+    expected = {}
+    for name in ("a", "b"):
+        engine = make_engine(model=model)
+        engine.add(make_request(name, [*PROMPT, ord(name) % 48], max_tokens=9, ignore_eos=True))
+        expected[name] = drain(engine)[name].tokens
+    left = [3]
+
+    def fail_once() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("the device is ill for a moment")
+
+    model.before_forward = fail_once
+    engine = make_engine(model=model)
+    for name in expected:
+        engine.add(make_request(name, [*PROMPT, ord(name) % 48], max_tokens=9, ignore_eos=True))
+    found = drain(engine)
+    assert left[0] < 0
+    assert {name: found[name].tokens for name in expected} == expected
+
+
+@late
+def test_what_was_committed_is_told_even_if_the_next_plan_fails(make_engine, make_request):
+    engine = make_engine()
+    request = make_request("a", PROMPT, max_tokens=1, ignore_eos=True)
+    engine.add(request)
+    engine.step()
+
+    def fail() -> None:
+        raise RuntimeError("no draft today")
+
+    engine.drafting.draft = fail
+    with pytest.raises(RuntimeError, match="no draft today"):
+        engine.step()
+    ((told, piece),) = engine.fail_all()
+    assert told is request
+    assert (len(piece.tokens), piece.finish) == (1, "length")
