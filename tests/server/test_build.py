@@ -41,7 +41,7 @@ def test_two_layers_give_two_more_modes(deep_agreeing_path: Path) -> None:
     assert engine.modes == ("auto", "off", "suffix", "early_exit", "hispec", "hybrid")
     plain, _ = generate(engine, speculation="off")
     for mode in ("auto", "early_exit", "hispec", "hybrid"):
-        engine.drafting.exits.costs = ExitCosts()  # whatever this tiny model's passes cost, draft
+        engine.drafting.costs, engine.drafting.exits.costs = FREE, ExitCosts()  # whatever these passes cost, draft
         tokens, summary = generate(engine, speculation=mode)
         assert tokens == plain
         assert summary.spec.sources["early_exit"].num_accepted_tokens > 0
