@@ -61,6 +61,12 @@ class Layer:
         inner = gather(self.activation(linear(self.mlp_norm(hidden, residual), self.up)))
         return gather(linear(inner, self.down)).add_(hidden)
 
+    def write_kv(self, hidden: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> None:
+        """Only what this layer keeps of `hidden` [T, hidden] for later tokens."""
+        q, k, v = self.heads.split(self.kernels.linear(self.attention_norm(hidden), self.qkv))
+        q, k = self.prepare(q, k)
+        place(q, k, v, layer_kv, batch.slots)
+
     def _attend(self, qkv: Tensor, batch: Batch, layer_kv: LayerKV, place: Place) -> Tensor:  # [T, heads * dim]
         q, k, v = self.heads.split(qkv)
         q, k = self.prepare(q, k)

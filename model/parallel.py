@@ -36,8 +36,9 @@ class Call(IntEnum):
 
     POOL = 0
     FORWARD = 1
-    MOVE = 2
-    END = 3
+    WRITE_KV = 2
+    MOVE = 3
+    END = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +80,12 @@ class LeadingTransformer(Transformer):
         return Transformer.new_pool(self, num_blocks, block_size)
 
     def forward(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int) -> Tensor:
-        sizes = (*batch.pages.shape, batch.slots.shape[0], batch.parents.shape[0], batch.max_q, batch.max_k)
-        self._tell(Call.FORWARD, first, last, *sizes)
-        dist.broadcast(hidden.contiguous(), 0)
-        dist.broadcast(_joined(batch), 0)
+        self._share(Call.FORWARD, hidden, batch, first, last)
         return Transformer.forward(self, hidden, batch, pool, first, last)
+
+    def write_kv(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], layer: int) -> None:
+        self._share(Call.WRITE_KV, hidden, batch, layer, layer + 1)
+        Transformer.write_kv(self, hidden, batch, pool, layer)
 
     def move(self, pool: Sequence[LayerKV], sources: Tensor, targets: Tensor) -> None:
         self._tell(Call.MOVE, sources.shape[0])
@@ -94,6 +96,12 @@ class LeadingTransformer(Transformer):
         """Let the followers end; they also do when this process does."""
         self._tell(Call.END)
         dist.destroy_process_group()
+
+    def _share(self, call: Call, hidden: Tensor, batch: Batch, first: int, last: int) -> None:
+        sizes = (*batch.pages.shape, batch.slots.shape[0], batch.parents.shape[0], batch.max_q, batch.max_k)
+        self._tell(call, first, last, *sizes)
+        dist.broadcast(hidden.contiguous(), 0)
+        dist.broadcast(_joined(batch), 0)
 
     def _tell(self, call: Call, *numbers: int) -> None:
         header = [call, *numbers, *[0] * (_HEADER - 1 - len(numbers))]
@@ -122,13 +130,16 @@ def follow(model: Transformer) -> None:
         match call:
             case Call.POOL:
                 pool = model.new_pool(numbers[0], numbers[1])
-            case Call.FORWARD:
+            case Call.FORWARD | Call.WRITE_KV:
                 first, last, rows, width, tokens, nodes, max_q, max_k = numbers
                 hidden = _heard(tokens * model.config.hidden_size, model.device, model.dtype).view(tokens, -1)
                 size = 2 * rows + 1 + rows * width + 2 * tokens + nodes
                 joined = _heard(size, model.device, torch.int64)
                 batch = _split(joined, rows, width, tokens, nodes, max_q, max_k)
-                model.forward(hidden, batch, pool, first, last)
+                if call == Call.FORWARD:
+                    model.forward(hidden, batch, pool, first, last)
+                else:
+                    model.write_kv(hidden, batch, pool, first)
             case Call.MOVE:
                 sources, targets = _heard(2 * numbers[0], model.device, torch.int64).view(2, -1)
                 model.move(pool, sources, targets)

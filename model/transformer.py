@@ -66,6 +66,10 @@ class Transformer:
             hidden = self.layers[index](hidden, batch, pool[index], place)
         return hidden
 
+    def write_kv(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], layer: int) -> None:  # [T, hidden]
+        """What `forward` through this one layer writes, for tokens of which nobody wants what leaves it."""
+        self.layers[layer].write_kv(hidden, batch, pool[layer], self.positions.placing(batch.positions))
+
     def streams(
         self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int, taps: Sequence[int]
     ) -> list[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ from verdraft.kernels.draws import Draws
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
 from verdraft.scheduler.device import Computed, Device, HostDevice
-from verdraft.scheduler.passed import Passed, draw_arrays, order_rows
+from verdraft.scheduler.passed import Passed, draw_arrays, order_rows, rows_wanted
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.verifier import Verified
 
 HOST = HostDevice()
 NO_TOKENS = torch.empty(0, dtype=torch.int64)
+WORTH_LEAVING_OUT = 8  # rows at the last layer: for fewer, calls of its own cost more than they save
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,15 @@ class Staged:
     segments: list["Segment"]
     taps: tuple[int, ...]
     rest: list[Tensor]  # what else the pass needs
+    top: "Top | None" = None  # None: the last layer takes all rows of the last segment
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """What the last layer takes where only `rows` [N] of the pass are wanted behind it; of the others, it keeps KV."""
+
+    batch: Batch
+    rows: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ class Runner:
         draws = self.device.sampler is not None
         wanted = order_rows(plan, draws)
         rest = [wanted.rows, *(draw_arrays(plan, wanted.spans) if draws else ())]
-        staged = self._stage(plan, self.num_segments, rest)
+        staged = self._stage(plan, self.num_segments, rest, self._leaves_out(plan, len(wanted.rows)))
         read = self.device.start(partial(self._compute, staged))
 
         def passed() -> Passed:
@@ -83,11 +93,27 @@ class Runner:
     def _compute(self, staged: Staged) -> Computed:
         rows, (wanted, *draws) = self._walk(staged), staged.rest
         hidden = self.stream(rows)
+        if staged.top:
+            hidden, wanted = self._last_layer(hidden, staged.segments[-1].batch, staged.top, wanted)
         tokens, logits = NO_TOKENS, self._logits(hidden, wanted)
         if self.device.sampler:
             num = len(draws[0])
             tokens, logits = self.device.sampler(logits[:num], Draws(*draws), None), logits[num:]
         return Computed(tokens, logits, rows[:, hidden.shape[1] :] if staged.taps else None)
+
+    def _leaves_out(self, plan: list[Work], num_wanted: int) -> bool:
+        """Whether rows that nobody wants, of prompts, are spared most of the last layer."""
+        whole = max(self._taps_of(plan), default=0) >= self.bounds[-1] - 1  # an EAGLE head reads it
+        return not whole and sum(work.num_tokens for work in plan) - num_wanted >= WORTH_LEAVING_OUT
+
+    def _last_layer(self, hidden: Tensor, batch: Batch, top: Top, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream behind it of the rows top.rows, and where among them the wanted ones are."""
+        layer = self.bounds[-1] - 1
+        self.model.write_kv(hidden, batch, self.pool, layer)
+        hidden = hidden[top.rows]
+        if len(hidden):
+            hidden = self.model.forward(hidden, top.batch, self.pool, layer, layer + 1)
+        return hidden, torch.searchsorted(top.rows, wanted)
 
     def _logits(self, hidden: Tensor, wanted: Tensor) -> Tensor:
         if not len(wanted):
@@ -108,34 +134,39 @@ class Runner:
         """
         return self._walk(self._stage(plan, depth, []))
 
-    def _stage(self, plan: list[Work], depth: int, rest: Arrays) -> Staged:
-        """All that the host knows of a pass, brought to the device at once."""
+    def _stage(self, plan: list[Work], depth: int, rest: Arrays, leaves_out: bool = False) -> Staged:
+        """All that the host knows of a pass, brought to the device at once. `leaves_out`: the last layer takes only the
+        rows rest[0]."""
         counts = [[work.owed(segment) for work in plan] for segment in range(depth)]
         new = [not segment or counts[segment] != counts[segment - 1] for segment in range(depth)]
         tokens = np.fromiter(chain.from_iterable(work.unread for work in plan), np.int64)
         batches = [plan_batch(plan, counts[segment], self.block_size) for segment in range(depth) if new[segment]]
+        if leaves_out:
+            batches.append(plan_batch(plan, [rows_wanted(work) for work in plan], self.block_size))
+            rest = [np.sort(rest[0]), *rest]
         placed, (there, *others) = place(self.device, batches, [tokens, *rest])
+        top = Top(placed.pop(), others.pop(0)) if leaves_out else None
         segments: list[Segment] = []
         for segment in range(depth):
             waits = bool(segment) and new[segment]
             waiting = [list(work.seq.behind[segment - 1].chunks) for work in plan] if waits else []
             batch = placed.pop(0) if new[segment] else segments[-1].batch
             segments.append(Segment(batch, counts[segment], waiting))
-        return Staged(there, segments, self._taps_of(plan), others)
+        return Staged(there, segments, self._taps_of(plan), others, top)
 
     @torch.inference_mode()
     def _walk(self, staged: Staged) -> Tensor:
         hidden, below = self.model.embed(staged.tokens, staged.segments[0].batch.positions), staged.segments[0].counts
-        for index, segment in enumerate(staged.segments):
+        bounds = [*self.bounds[:-1], self.bounds[-1] - 1] if staged.top else self.bounds
+        for segment, layers in zip(staged.segments, pairwise(bounds), strict=False):
             if segment.waiting:
                 hidden = _with_waiting(segment.waiting, hidden, below)
-            hidden, below = self._forward(hidden, segment.batch, index, staged.taps), segment.counts
+            hidden, below = self._forward(hidden, segment.batch, *layers, staged.taps), segment.counts
         return hidden
 
-    def _forward(self, rows: Tensor, batch: Batch, segment: int, taps: tuple[int, ...]) -> Tensor:
+    def _forward(self, rows: Tensor, batch: Batch, first: int, last: int, taps: tuple[int, ...]) -> Tensor:
         if not len(rows):
             return rows
-        first, last = self.bounds[segment], self.bounds[segment + 1]
         if not taps:
             return self.model.forward(self.stream(rows), batch, self.pool, first, last)
         own = [layer for layer in taps if first <= layer < last]

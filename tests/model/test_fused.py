@@ -97,6 +97,20 @@ def test_strided_rows_and_none(tiny_llama_path: Path) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
+@torch.inference_mode()
+def test_what_a_layer_keeps_needs_nothing_behind_it(tiny_model: Callable[..., Path], family: str) -> None:
+    """Later tokens see the same keys and values where the last layer took earlier ones no further than these."""
+    model, _ = load(tiny_model(family))
+    whole, spared = model.new_pool(PAGES, PAGE), model.new_pool(PAGES, PAGE)
+    prompt, later = batch_of([0], [21], []), batch_of([21], [3], [])
+    rows = model.embed(torch.arange(3, 24), prompt.positions)
+    model.forward(rows, prompt, whole, 0, 2)
+    model.write_kv(model.forward(rows, prompt, spared, 0, 1), prompt, spared, 1)
+    rows = model.embed(torch.arange(30, 33), later.positions)
+    assert torch.equal(model.forward(rows, later, whole, 0, 2), model.forward(rows, later, spared, 0, 2))
+
+
 @pytest.mark.parametrize("taps", [[], [0], [1], [0, 1]])
 def test_streams_between_layers_have_the_same_bits(tiny_llama_path: Path, taps: list[int]) -> None:
     fused, single = load(tiny_llama_path)

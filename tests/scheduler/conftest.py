@@ -59,6 +59,9 @@ class HashModel:
             hidden = torch.tensor(hashes)[:, None]
         return hidden
 
+    def write_kv(self, hidden: torch.Tensor, batch: Batch, pool: torch.Tensor, layer: int) -> None:
+        pool[layer, batch.slots] = hidden[:, 0]
+
     def streams(
         self, hidden: torch.Tensor, batch: Batch, pool: torch.Tensor, first: int, last: int, taps: Sequence[int]
     ) -> list[torch.Tensor]:
