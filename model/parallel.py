@@ -5,10 +5,12 @@ the weights and of the KV pool, and no more.
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from enum import IntEnum
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +23,7 @@ from verdraft.kernels.base import Batch, KernelUnavailable, LayerKV
 from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.config import read_config
+from verdraft.model.errors import ModelError
 from verdraft.model.load import load_model
 from verdraft.model.part import Part, check_divides
 from verdraft.model.transformer import Transformer
@@ -71,30 +74,63 @@ def gather_columns(x: Tensor) -> Tensor:  # [T, n] -> [T, size * n]
     return torch.cat(parts, 1)
 
 
+@dataclass(slots=True)
+class Followers:
+    """The processes of ranks 1 and up."""
+
+    processes: Sequence[BaseProcess]
+    lost: bool = False
+
+    @contextmanager
+    def led(self) -> Iterator[None]:
+        """While the leader tells and computes. What fails in between leaves the followers waiting for a part that never
+        comes, and what they would hear next is not what they wait for: they end, and the leader computes no more."""
+        if self.lost:
+            raise ModelError("tensor_parallel: the other processes ended when a pass failed; start the server again")
+        try:
+            yield
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Whatever they are doing."""
+        self.lost = True
+        for process in self.processes:
+            process.kill()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadingTransformer(Transformer):
-    """Rank 0. Made by `load_parallel`."""
+    """Rank 0. Made by `load_parallel`. Every call raises ModelError after one that failed."""
+
+    followers: Followers
 
     def new_pool(self, num_blocks: int, block_size: int) -> Sequence[LayerKV]:
-        self._tell(Call.POOL, num_blocks, block_size)
-        return Transformer.new_pool(self, num_blocks, block_size)
+        with self.followers.led():
+            self._tell(Call.POOL, num_blocks, block_size)
+            return Transformer.new_pool(self, num_blocks, block_size)
 
     def forward(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int) -> Tensor:
-        self._share(Call.FORWARD, hidden, batch, first, last)
-        return Transformer.forward(self, hidden, batch, pool, first, last)
+        with self.followers.led():
+            self._share(Call.FORWARD, hidden, batch, first, last)
+            return Transformer.forward(self, hidden, batch, pool, first, last)
 
     def write_kv(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], layer: int) -> None:
-        self._share(Call.WRITE_KV, hidden, batch, layer, layer + 1)
-        Transformer.write_kv(self, hidden, batch, pool, layer)
+        with self.followers.led():
+            self._share(Call.WRITE_KV, hidden, batch, layer, layer + 1)
+            Transformer.write_kv(self, hidden, batch, pool, layer)
 
     def move(self, pool: Sequence[LayerKV], sources: Tensor, targets: Tensor) -> None:
-        self._tell(Call.MOVE, sources.shape[0])
-        dist.broadcast(torch.stack((sources, targets)), 0)
-        Transformer.move(self, pool, sources, targets)
+        with self.followers.led():
+            self._tell(Call.MOVE, sources.shape[0])
+            dist.broadcast(torch.stack((sources, targets)), 0)
+            Transformer.move(self, pool, sources, targets)
 
     def close(self) -> None:
         """Let the followers end; they also do when this process does."""
-        self._tell(Call.END)
+        if not self.followers.lost:
+            self._tell(Call.END)
         dist.destroy_process_group()
 
     def _share(self, call: Call, hidden: Tensor, batch: Batch, first: int, last: int) -> None:
@@ -166,13 +202,15 @@ def load_parallel(job: Job) -> LeadingTransformer:
     with tempfile.TemporaryDirectory() as folder:
         meeting = str(Path(folder) / "meeting")
         context = processes.get_context("spawn")
-        for rank in range(1, job.size):
-            context.Process(target=_follower, args=(job, rank, meeting), daemon=True).start()
+        ranks = range(1, job.size)
+        others = [context.Process(target=_follower, args=(job, rank, meeting), daemon=True) for rank in ranks]
+        for process in others:
+            process.start()
         _join(job, 0, meeting)
         model = job.load(0)
         dist.barrier()
     parts: dict[str, Any] = {part.name: getattr(model, part.name) for part in fields(model)}
-    return LeadingTransformer(**parts)
+    return LeadingTransformer(**parts, followers=Followers(others))
 
 
 def _join(job: Job, rank: int, meeting: str) -> None:

@@ -21,7 +21,8 @@ from transformers.utils import logging as transformers_logging
 from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.torch_sampling import law_tokens
 from verdraft.model.demo import demo_model
-from verdraft.model.eagle import EagleConfig, tensor_shapes
+from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle, tensor_shapes
+from verdraft.model.transformer import Transformer
 from verdraft.scheduler.device import Computed, Found, pack
 from verdraft.spec.draft import ASK, EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint
@@ -147,6 +148,50 @@ def eagle_tensors() -> Callable[[EagleConfig, int], dict[str, Tensor]]:
             + ("norm" in name)
             for name, shape in tensor_shapes(config, num_ids).items()
         }
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def bigram_path(tiny_model: TinyModel) -> Path:
+    """4 layers of which attention and all MLPs but the first add little: what follows depends on the last token."""
+    folder = tiny_model("Llama", num_hidden_layers=4)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("o_proj.weight") or (name.endswith("down_proj.weight") and ".layers.0." not in name):
+            weight *= 0.05
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def first_layer_eagle() -> Callable[[Path, Transformer], EagleHead]:
+    """first_layer_eagle(path, model): a head that does what the model's first layer and head do, but for attention to
+    earlier tokens: biases make every row attend to itself, and the features of the target count for nothing."""
+
+    def build(path: Path, model: Transformer) -> EagleHead:
+        config = EagleConfig(
+            hidden_size=64,
+            target_hidden_size=64,
+            aux_layers=(0, 2, 4),
+            intermediate_size=96,
+            num_heads=2,
+            num_kv_heads=2,
+            head_dim=32,
+            norm_eps=1e-6,
+            qkv_bias=True,
+        )
+        weights = load_file(path / "model.safetensors")
+        tensors = {name: torch.zeros(shape) for name, shape in tensor_shapes(config, 320).items()}
+        for part in "qk":
+            tensors[f"midlayer.self_attn.{part}_proj.bias"] += 8.0
+        tensors["midlayer.self_attn.v_proj.weight"][:, :64] = torch.eye(64)
+        tensors["midlayer.self_attn.o_proj.weight"] += torch.eye(64)
+        tensors["midlayer.input_layernorm.weight"] += weights["model.embed_tokens.weight"].pow(2).mean().sqrt()
+        for part in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
+            tensors[f"midlayer.{part}.weight"] = weights[f"model.layers.0.{part}.weight"]
+        tensors |= {"norm.weight": weights["model.norm.weight"], "lm_head.weight": weights["lm_head.weight"]}
+        return assemble_eagle(config, tensors, np.arange(320), model)
 
     return build
 

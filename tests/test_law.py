@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.kernels.native import NativeKV
-from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle, tensor_shapes
+from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
@@ -230,55 +229,22 @@ def test_trees_keep_the_law(
     assert accepted > 40
 
 
-@pytest.fixture(scope="module")
-def bigram_path(tiny_model: Any) -> Path:
-    """4 layers of which attention and all MLPs but the first add little: what follows depends on the last token."""
-    folder: Path = tiny_model("Llama", num_hidden_layers=4)
-    weights = load_file(folder / "model.safetensors")
-    for name, weight in weights.items():
-        if name.endswith("o_proj.weight") or (name.endswith("down_proj.weight") and ".layers.0." not in name):
-            weight *= 0.05
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-def bigram_head(path: Path, model: Transformer) -> EagleHead:
-    """A head that does what the model's first layer and head do, but for the attention to earlier tokens: biases make
-    every row attend to itself, and the features of the target count for nothing."""
-    config = EagleConfig(
-        hidden_size=64,
-        target_hidden_size=64,
-        aux_layers=(0, 2, 4),
-        intermediate_size=96,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=32,
-        norm_eps=1e-6,
-        qkv_bias=True,
-    )
-    weights = load_file(path / "model.safetensors")
-    tensors = {name: torch.zeros(shape) for name, shape in tensor_shapes(config, 320).items()}
-    for part in "qk":
-        tensors[f"midlayer.self_attn.{part}_proj.bias"] += 8.0
-    tensors["midlayer.self_attn.v_proj.weight"][:, :64] = torch.eye(64)
-    tensors["midlayer.self_attn.o_proj.weight"] += torch.eye(64)
-    tensors["midlayer.input_layernorm.weight"] += weights["model.embed_tokens.weight"].pow(2).mean().sqrt()
-    for part in ("post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
-        tensors[f"midlayer.{part}.weight"] = weights[f"model.layers.0.{part}.weight"]
-    tensors |= {"norm.weight": weights["model.norm.weight"], "lm_head.weight": weights["lm_head.weight"]}
-    return assemble_eagle(config, tensors, np.arange(320), model)
-
-
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("kind", ["random", "right"])
 def test_eagle_keeps_the_law(
-    kind: str, topk: int, device: Device, bigram_path: Path, tiny_eagle: EagleConfig, eagle_tensors: Any
+    kind: str,
+    topk: int,
+    device: Device,
+    bigram_path: Path,
+    first_layer_eagle: Any,
+    tiny_eagle: EagleConfig,
+    eagle_tensors: Any,
 ) -> None:
     """A head that is nearly always wrong and one that is mostly right, chains and trees, alone and among others."""
     model = load(bigram_path)
     rnd = np.random.default_rng(0)
     random_head = assemble_eagle(tiny_eagle, eagle_tensors(tiny_eagle, 100), np.sort(rnd.permutation(320)[:100]), model)
-    eagle = random_head if kind == "random" else bigram_head(bigram_path, model)
+    eagle = random_head if kind == "random" else first_layer_eagle(bigram_path, model)
     jobs = jobs_for(model.config.vocab_size, 40, 24)
     answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
     drafted = accepted = 0
@@ -293,7 +259,7 @@ def test_eagle_keeps_the_law(
 
 
 @pytest.mark.parametrize("router", ["payoff", "threshold", "score"])
-def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path) -> None:
+def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path, first_layer_eagle: Any) -> None:
     """All sources at once, chosen by a predictor that knows nothing and learns nonsense with every label; beside
     requests that want one of them or none."""
     model = load(bigram_path)
@@ -301,7 +267,7 @@ def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path)
     answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
     drafted: Counter[str] = Counter()
     for late, chunk, blocks in [(0, 512, LARGE_POOL), (2, 24, TINY_POOL)]:
-        eagle, exits = bigram_head(bigram_path, model), own_exits(model, (1, 2))
+        eagle, exits = first_layer_eagle(bigram_path, model), own_exits(model, (1, 2))
         engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, router=router, device=device)
         engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))  # so that not everything pays
         engine.drafting.estimates = changing_estimates()

@@ -1,6 +1,6 @@
 """Two processes that share every layer give the token ids of one, in every mode."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,20 +8,23 @@ import torch
 
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.config import read_config
+from verdraft.model.eagle import EagleHead
 from verdraft.model.errors import ModelError
 from verdraft.model.exit_head import own_exits
 from verdraft.model.load import load_model
 from verdraft.model.parallel import Job, LeadingTransformer, load_parallel
 from verdraft.model.part import Part, check_divides
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.config import EngineConfig
-from verdraft.scheduler.engine import Engine
+from verdraft.scheduler.config import DraftShape, EngineConfig
+from verdraft.scheduler.engine import DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
-from verdraft.scheduler.request import Request
+from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.draft import Drafter, NoDrafter
+from verdraft.spec.spending import CostTable
 
 CPU = torch.device("cpu")
 PHRASE = [50, 60, 70, 80, 90]
+FirstLayerEagle = Callable[[Path, Transformer], EagleHead]
 
 
 @pytest.fixture(scope="module")
@@ -38,21 +41,29 @@ def shared(deep_agreeing_path: Path) -> Iterator[LeadingTransformer]:
     torch.set_num_threads(threads)
 
 
-def answers(model: Transformer, mode: str, trees: object = None) -> list[list[int]]:
-    """Of four requests, greedy and seeded, that arrive one after the other; in mode "trees", with those drafts."""
-    config = EngineConfig(max_model_len=512, num_blocks=40, block_size=16, max_num_seqs=4, max_batch_tokens=100)
+def engine_for(
+    model: Transformer, drafters: DrafterFactory | None = None, eagle: EagleHead | None = None, topk: int = 1
+) -> Engine:
+    config = EngineConfig(
+        max_model_len=512,
+        num_blocks=40,
+        block_size=16,
+        max_num_seqs=4,
+        max_batch_tokens=100,
+        eagle=DraftShape(depth=4, topk=topk, tokens=8),
+    )
+    return Engine(model, config, drafters, own_exits(model, (1, 2)), eagle)
 
-    def drafter(request: Request) -> Drafter:
-        return trees(request) if trees and int(request.id) % 2 else NoDrafter()
 
-    engine = Engine(model, config, drafter if trees else None, exits=own_exits(model, (1, 2)))
+def answers(engine: Engine, mode: Mode) -> list[list[int]]:
+    """Of four requests, greedy and seeded, that arrive one after the other."""
     outputs: list[list[int]] = [[] for _ in range(4)]
     pending = [
         Request(
             id=str(i),
             prompt=[*PHRASE * (1 + 9 * i), 100 + i],
             params=SamplingParams(temperature=0.8 * (i // 2), seed=i, max_tokens=20, ignore_eos=True),
-            speculation="off" if mode == "trees" else mode,
+            speculation=mode,
         )
         for i in range(4)
     ]
@@ -62,28 +73,69 @@ def answers(model: Transformer, mode: str, trees: object = None) -> list[list[in
         for request, piece in engine.step():
             outputs[int(request.id)].extend(piece.tokens)
             assert piece.finish != "error"
-    assert (engine.counters().spec["eagle"].num_accepted_tokens > 0) is (mode == "trees")
     return outputs
 
 
-def test_a_pass_has_the_same_bits(alone: Transformer, shared: LeadingTransformer) -> None:
+def accepted(engine: Engine, source: str) -> int:
+    return engine.counters().spec[source].num_accepted_tokens
+
+
+@pytest.fixture(scope="module")
+def expected(alone: Transformer) -> list[list[int]]:
+    """Of one process, without speculation."""
+    return answers(engine_for(alone), "off")
+
+
+def test_a_pass_has_the_same_bits(alone: Transformer, shared: LeadingTransformer, expected: list[list[int]]) -> None:
     assert shared.kv_bytes_per_token == alone.kv_bytes_per_token // 2
-    assert answers(shared, "off") == answers(alone, "off")
+    assert answers(engine_for(shared), "off") == expected
 
 
 @pytest.mark.parametrize("mode", ["suffix", "early_exit", "hispec"])
-def test_drafts_change_no_token(alone: Transformer, shared: LeadingTransformer, mode: str) -> None:
-    assert answers(shared, mode) == answers(alone, "off")
+def test_drafts_change_no_token(shared: LeadingTransformer, expected: list[list[int]], mode: Mode) -> None:
+    engine = engine_for(shared)
+    assert answers(engine, mode) == expected
+    assert accepted(engine, "suffix" if mode == "suffix" else "early_exit") > 0
 
 
-def test_trees_change_no_token(alone: Transformer, shared: LeadingTransformer, scripted_trees: type) -> None:
+@pytest.mark.parametrize("topk", [1, 3], ids=["chains", "trees"])
+def test_eagle_changes_no_token(
+    shared: LeadingTransformer,
+    expected: list[list[int]],
+    topk: int,
+    deep_agreeing_path: Path,
+    first_layer_eagle: FirstLayerEagle,
+) -> None:
+    """The head drafts in the leader alone, from streams that all processes computed."""
+    engine = engine_for(shared, eagle=first_layer_eagle(deep_agreeing_path, shared), topk=topk)
+    assert answers(engine, "eagle") == expected
+    assert accepted(engine, "eagle") > 0
+
+
+def test_hybrid_changes_no_token(
+    shared: LeadingTransformer,
+    expected: list[list[int]],
+    deep_agreeing_path: Path,
+    first_layer_eagle: FirstLayerEagle,
+) -> None:
+    engine = engine_for(shared, eagle=first_layer_eagle(deep_agreeing_path, shared), topk=2)
+    engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))
+    assert answers(engine, "hybrid") == expected
+    assert sum(accepted(engine, source) for source in ("suffix", "early_exit", "eagle")) > 0
+
+
+def test_scripted_trees_change_no_token(
+    shared: LeadingTransformer, expected: list[list[int]], scripted_trees: type
+) -> None:
     """Accepted paths are moved in every process's pool."""
-    expected = answers(alone, "off")
 
-    def trees(request: Request) -> Drafter:
-        return scripted_trees(expected[int(request.id)], 0.2, int(request.id), 320)
+    def drafter(request: Request) -> Drafter:
+        number = int(request.id)
+        return scripted_trees(expected[number], 0.2, number, 320) if number % 2 else NoDrafter()
 
-    assert answers(shared, "trees", trees) == expected
+    engine = engine_for(shared, drafter)
+    assert answers(engine, "off") == expected
+    assert accepted(engine, "eagle") > 0
 
 
 def test_parts_of_a_weight_are_the_weight() -> None:
