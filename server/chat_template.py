@@ -9,17 +9,18 @@ rest is tokenised as ordinary text. Knows no HTTP.
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from jinja2 import TemplateError
 
 from verdraft.model.errors import ModelError
-from verdraft.server.errors import ApiError, invalid_value
+from verdraft.server.errors import ApiError, invalid_value, unsupported_parameter
 from verdraft.server.generic_tools import describe_forced, describe_tool_turns
 from verdraft.server.requests import ChatPrompt
 from verdraft.server.template_jinja import Template, compile_template
-from verdraft.server.thinking import CLOSE
+from verdraft.server.thinking import CLOSE, THINKING_SWITCH
 from verdraft.server.tokenizer import TextTokenizer, special_token
 from verdraft.server.tool_calls import own_format
 
@@ -39,6 +40,7 @@ class ChatTemplate:
     """A folder's template: chat_template.jinja, chat_template.json or tokenizer_config.json, else DEFAULT_TEMPLATE.
 
     `thinks`: answers may begin with thoughts between marks. `calls`: how answers write calls of tools, if they do.
+    `knows_tools`: whether it shows the model any.
     """
 
     def __init__(self, folder: Path, tokenizer: TextTokenizer) -> None:
@@ -52,8 +54,9 @@ class ChatTemplate:
             raise ModelError(f"the chat template does not compile: {error}") from error
         self.thinks = CLOSE in sources.get("default", "")
         self.calls = own_format(sources.get("tool_use", sources.get("default", "")))
-        self._knows_tools = "tool" in sources.get("tool_use", sources.get("default", DEFAULT_TEMPLATE))
-        self._text_arguments = self._knows_tools and _wants_text_arguments(self._with_tools)
+        self.knows_tools = "tool" in sources.get("tool_use", sources.get("default", DEFAULT_TEMPLATE))
+        self._text_arguments = self.knows_tools and _wants_text_arguments(self._with_tools)
+        self._variables = self._plain.variables | self._with_tools.variables
         names = {name: special_token(tokenizer.config, name) for name in _SPECIAL_NAMES}
         self._constants = {name: text for name, text in names.items() if text}
         self._alphabet = sorted({char for text in tokenizer.control_texts for char in text if not char.isspace()})
@@ -62,9 +65,11 @@ class ChatTemplate:
         """The prompt's ids. `check` sees the whole text before it is tokenised, and may raise.
 
         Raises:
-            ApiError: 400 `messages` when the template refuses these messages, or fails on them.
+            ApiError: 400 `messages` when the template refuses these messages, or fails on them; 400 `thinking` when it
+                has no switch for that.
         """
         self._check_variables(prompt)
+        prompt = self._switched(prompt)
         values = self._values(prompt)
         strings = "\n".join(_strings(values["messages"]) + _strings(values["tools"]))
         disguise = Disguise.for_text(self._alphabet, strings)
@@ -79,13 +84,20 @@ class ChatTemplate:
 
     def _check_variables(self, prompt: ChatPrompt) -> None:
         """A variable that the template does not read would be ignored, and one with control text would make turns."""
-        known = self._plain.variables | self._with_tools.variables
         for name, value in prompt.variables.items():
             param = f"chat_template_kwargs.{name}"
-            if name in self._constants or name not in known:
+            if name in self._constants or name not in self._variables:
                 raise invalid_value(param, "the model's chat template has no such variable")
             if isinstance(value, str) and self._tokenizer.count_controls(value):
                 raise invalid_value(param, "holds the text of a special token")
+
+    def _switched(self, prompt: ChatPrompt) -> ChatPrompt:
+        """Tells the template when there are to be no thoughts."""
+        if prompt.no_thoughts and THINKING_SWITCH in self._variables:
+            return replace(prompt, variables={**prompt.variables, THINKING_SWITCH: False})
+        if prompt.no_thoughts and self.thinks:
+            raise unsupported_parameter("thinking", "'thinking' cannot be disabled: this model always decides by itself")
+        return prompt
 
     def _user_made_none(self, plain: str, hidden: str, strings: str, disguise: "Disguise") -> bool:
         count = self._tokenizer.count_controls
@@ -96,7 +108,7 @@ class ChatTemplate:
 
     def _values(self, prompt: ChatPrompt) -> Values:
         """Messages and tools as templates expect them; control text in object keys cannot be disguised."""
-        known = self._knows_tools
+        known = self.knows_tools
         parsed = known and not self._text_arguments
         messages = [_parsed_arguments(m) if parsed else m for m in describe_tool_turns(prompt.messages, known)]
         if prompt.forced and not known:

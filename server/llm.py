@@ -131,13 +131,22 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or several. Messages are those of the HTTP API; raises ValueError for bad ones."""
+        """Answer one conversation, or several.
+
+        Messages, tools and variables of the template are those of the HTTP API; raises ValueError for bad ones, and for
+        tools when the model's template shows none. Calls of tools stay as the model writes them, in the text.
+        """
+        if tools and not self._text.template.knows_tools:
+            raise ValueError("tools: the model's chat template shows none")
+        shared = {"tools": list(tools), "chat_template_kwargs": dict(chat_template_kwargs or {})}
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations = messages if several else [messages]
         try:
-            prompts = [parse_chat_prompt({"messages": list(conversation)}) for conversation in conversations]
+            prompts = [parse_chat_prompt({"messages": list(each), **shared}) for each in conversations]
             ids = [self._text.template.encode(prompt) for prompt in prompts]
         except ApiError as error:
             raise ValueError(error.message) from None

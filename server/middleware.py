@@ -23,6 +23,7 @@ from verdraft.server.tracing import NoTracer, Tracer
 logger = logging.getLogger("verdraft.server")
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})  # never need a key
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/models")  # and what is below them
 MAX_REQUEST_ID = 128  # characters
 EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "WWW-Authenticate")
 
@@ -103,7 +104,7 @@ class Errors:
 class ApiKeys:
     """Every path but the open ones needs `Authorization: Bearer <key>`; OPTIONS never does.
 
-    Anthropic's clients say `x-api-key: <key>` instead, which counts on their path.
+    Anthropic's clients say `x-api-key: <key>` instead, which counts on the paths that they ask.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -119,7 +120,7 @@ class ApiKeys:
         headers = Headers(scope=scope)
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = [key.strip()] if scheme.lower() == "bearer" else []
-        if scope["path"] == "/v1/messages":
+        if scope["path"].startswith(ANTHROPIC_PATHS):
             given.append(headers.get("x-api-key", ""))
         return sum(self._known(_digest(each.encode("latin-1"))) for each in given) > 0
 

@@ -229,6 +229,7 @@ MESSAGES: Schema = {
     "max_tokens": {"type": "integer", "minimum": 1},
     "temperature": _optional("number", minimum=0, maximum=1),
     "stop_sequences": {"anyOf": [{"type": "null"}, _array(STOP_STRING, maxItems=MAX_STOPS)]},
+    "thinking": _optional("object", required=["type"], properties={"type": {"enum": list(parse_messages.THINKING)}}),
     "stream": BOOLEAN,
     "chat_template_kwargs": VARIABLES,
 }

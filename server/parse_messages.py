@@ -22,8 +22,10 @@ from verdraft.server.jsonbody import dump
 from verdraft.server.parse_chat import forced_tools, form_of_answer, offered_tools, parse_variables
 from verdraft.server.parse_common import EXTENSIONS, parse_max_tokens, parse_model, parse_options, parse_stop
 from verdraft.server.requests import ChatPrompt, ChatRequest, GenerationOptions, Limits, Message
+from verdraft.server.thinking import THINKING_SWITCH
 
 ROLES = ("user", "assistant", "system")
+THINKING = ("adaptive", "disabled")
 UNSUPPORTED = ("container", "mcp_servers", "context_management")  # they would change the answer
 
 
@@ -32,7 +34,6 @@ def parse_messages_body(body: Fields, limits: Limits) -> ChatRequest:
     for name in UNSUPPORTED:
         if body.get(name) not in (None, []):
             raise unsupported_parameter(name)
-    _check_thinking(body)
     model = parse_model(body, limits)
     prompt = _prompt(body)
     form = form_of_answer(_format(body), prompt)
@@ -48,10 +49,15 @@ def _format(body: Fields) -> JsonForm | None:
     return JsonForm("output_config.format", (Place("output_config.format.schema", form["schema"]),))
 
 
-def _check_thinking(body: Fields) -> None:
+def _no_thoughts(body: Fields) -> bool:
     thinking = obj(body, "thinking")
-    if thinking is not None and thinking.get("type") != "adaptive":
-        raise unsupported_parameter("thinking", "'thinking' may only be of type adaptive: the model decides by itself")
+    kind = "adaptive" if thinking is None else thinking.get("type")
+    if kind not in THINKING:
+        message = "'thinking' may only be of type adaptive or disabled: how long to think is the model's own decision"
+        raise unsupported_parameter("thinking", message)
+    if kind == "disabled" and THINKING_SWITCH in parse_variables(body):
+        raise invalid_value(f"chat_template_kwargs.{THINKING_SWITCH}", "the field 'thinking' says this")
+    return kind == "disabled"
 
 
 def _options(body: Fields, limits: Limits) -> GenerationOptions:
@@ -77,6 +83,7 @@ def _prompt(body: Fields) -> ChatPrompt:
         forced=forced_tools(tools),
         add_generation_prompt=not continued,
         continue_final_message=continued,
+        no_thoughts=_no_thoughts(body),
         variables=parse_variables(body),
     )
 

@@ -53,6 +53,7 @@ class ChatPrompt:
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # the last message is an assistant turn that stays open
     forced: Sequence[Mapping[str, Any]] = ()  # the tools of which the answer will call one
+    no_thoughts: bool = False  # the client wants an answer without any
     variables: Mapping[str, Any] = field(default_factory=dict)  # what else the template reads, such as enable_thinking
 
 

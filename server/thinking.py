@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from verdraft.server.tokenizer import TextTokenizer
 
 OPEN, CLOSE = "<think>", "</think>"
+THINKING_SWITCH = "enable_thinking"  # the variable of templates that can do without (Qwen3 and others)
 
 
 @dataclass(frozen=True, slots=True)

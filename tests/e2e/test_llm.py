@@ -1,10 +1,12 @@
 """Offline use with the demo model."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from verdraft import LLM, SamplingParams
+from verdraft.bench.tiny import tiny_model
 from verdraft.scheduler.errors import ContextTooLong
 
 pytestmark = pytest.mark.demo
@@ -74,6 +76,37 @@ def test_an_answer_is_as_short_as_in_vllm_unless_asked_otherwise(llm: LLM) -> No
 def test_bad_messages(llm: LLM) -> None:
     with pytest.raises(ValueError, match="role"):
         llm.chat([{"role": "wizard", "content": "x"}])
+
+
+SWITCHED = (
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}{% if brief %}Briefly: {% endif %}"
+    "{{ messages[-1].content }}"
+)
+
+
+def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path)
+    (folder / "chat_template.jinja").write_text(SWITCHED)
+    llm = LLM(str(folder), kv_blocks=16, threads=1, max_model_len=128, speculation="off")
+    tool = {"type": "function", "function": {"name": "weather"}}
+    params = SamplingParams(temperature=0, max_tokens=1)
+    chat = [{"role": "user", "content": "Hi."}]
+    found = llm.chat(chat, params, tools=[tool], chat_template_kwargs={"brief": True})
+    assert found == llm.generate("weather;Briefly: Hi.", params)
+    assert llm.chat(chat, params) == llm.generate("Hi.", params)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"chat_template_kwargs": {"no_such": 1}}, "no_such"),
+        ({"chat_template_kwargs": {"messages": 1}}, "messages"),
+    ],
+)
+def test_nothing_that_the_template_does_not_read(llm: LLM, options: Any, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        llm.chat([{"role": "user", "content": "Hi."}], **options)
 
 
 def test_only_offline_settings() -> None:

@@ -127,6 +127,17 @@ def test_a_variable_reaches_the_template(rendered: Any) -> None:
     assert switch.text(user("x"), variables={"enable_thinking": False}) == "<|start|>short"
 
 
+def test_thoughts_are_switched_off_where_there_are_any(rendered: Any) -> None:
+    """Never ignored: a model that always thinks refuses, one that never does has nothing to switch."""
+    switch = rendered("{% if enable_thinking is defined and enable_thinking is false %}short{% endif %}</think>")
+    assert switch.text(user("x"), no_thoughts=True) == "short</think>"
+    assert switch.text(user("x")) == "</think>"
+    assert rendered("plain").text(user("x"), no_thoughts=True) == "plain"
+    with pytest.raises(ApiError) as error:
+        rendered("<think>hm</think>").text(user("x"), no_thoughts=True)
+    assert (error.value.code, error.value.param) == ("unsupported_parameter", "thinking")
+
+
 @pytest.mark.parametrize("variables", [{"enable_thinking": False}, {"name": "<|start|>"}, {"loop": 1}])
 def test_a_variable_that_would_do_nothing_or_make_a_turn_is_refused(rendered: Any, variables: dict[str, Any]) -> None:
     named = rendered("<|start|>{{ name }}{% for m in messages %}{{ loop.index }}{% endfor %}")

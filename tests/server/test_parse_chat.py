@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from verdraft.server.errors import ApiError
+from verdraft.server.jsonbody import parse_body
 from verdraft.server.parse_chat import parse_chat
 from verdraft.server.requests import ChatRequest, Limits
 
@@ -127,6 +128,9 @@ def test_codes_of_messages(limits: Limits) -> None:
 def test_max_completion_tokens_wins(limits: Limits) -> None:
     assert parse(limits, max_tokens=9, max_completion_tokens=4).options.sampling.max_tokens == 4
     assert parse(limits, max_tokens=9).options.sampling.max_tokens == 9
+    for digits in (2**63, 2**64, 10**30, int(1e308)):  # from the second on orjson reads floats
+        body = parse_body(f'{{"max_tokens": {digits}}}'.encode(), "application/json")
+        assert parse(limits, **body).options.sampling.max_tokens == 2**63 - 1
     for field in ("max_tokens", "max_completion_tokens"):
         assert refused(limits, **{field: 0}) == (field, "integer_below_min_value")
     assert refused(limits, max_completion_tokens=0, max_tokens=5)[0] == "max_completion_tokens"

@@ -51,6 +51,13 @@ def test_options(limits: Limits) -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0.5, 0.9, 3, 4)
 
 
+def test_thinking(limits: Limits) -> None:
+    assert parse(limits, thinking={"type": "adaptive"}) == parse(limits)
+    assert parse(limits, thinking={"type": "disabled"}).prompt.no_thoughts
+    switched = parse(limits, thinking={"type": "adaptive"}, chat_template_kwargs={"enable_thinking": True})
+    assert switched.prompt.variables == {"enable_thinking": True}
+
+
 def test_turns(limits: Limits) -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": ""}
     history = [
@@ -114,6 +121,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": "a"}, "stop_sequences"),
     ({"metadata": {"user_id": 5}}, "metadata.user_id"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"thinking": {}}, "thinking"),
+    (
+        {"thinking": {"type": "disabled"}, "chat_template_kwargs": {"enable_thinking": True}},
+        "chat_template_kwargs.enable_thinking",
+    ),
     ({"mcp_servers": [{}]}, "mcp_servers"),
     ({"tools": [5]}, "tools[0]"),
     ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools[0].type"),

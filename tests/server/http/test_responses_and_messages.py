@@ -308,6 +308,17 @@ async def test_the_key_may_stand_where_the_clients_of_the_path_put_it(stage: Any
     assert [answer.status_code for answer in tries] == [200, 401, 200, 401, 401, 401, 200, 401]
 
 
+async def test_the_clients_of_either_api_see_the_models(stage: Any) -> None:
+    keys = [{"x-api-key": "sk-secret"}, {"authorization": "Bearer sk-secret"}, {"x-api-key": "wrong"}, {}]
+    async with stage(api_key="sk-secret") as s:
+        tries = [
+            await s.client.get(path, headers=headers)
+            for path in ("/v1/models", "/v1/models/org/demo", "/version")
+            for headers in keys
+        ]
+    assert [answer.status_code for answer in tries] == [200, 200, 401, 401] * 2 + [401, 200, 401, 401]
+
+
 async def test_a_prompt_that_is_too_long_names_the_field_that_holds_it(stage: Any) -> None:
     long = "x" * 300
     async with stage() as s:
