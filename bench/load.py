@@ -39,6 +39,7 @@ class Load:
     modes: Sequence[str]
     max_tokens: int
     baseline: Baseline | None = None
+    form: dict[str, Any] = field(default_factory=dict)  # more of every request's body
     run_id: str = field(default_factory=lambda: f"bench-{time.time_ns()}")
     first_ids: dict[str, list[int]] = field(default_factory=dict)  # of the first answer to each prompt
     prompt_ids: dict[str, list[int]] = field(default_factory=dict)  # as the server reports them
@@ -84,7 +85,7 @@ class Load:
         if mode == BASELINE:
             assert self.baseline is not None
             return await asyncio.to_thread(self.baseline.ask, self.prompt_ids[prompt.id], limit)
-        body = {"messages": prompt.messages, "max_tokens": limit, "temperature": 0, "speculation": mode}
+        body = {"messages": prompt.messages, "max_tokens": limit, "temperature": 0, "speculation": mode, **self.form}
         answer = await stream_chat(self.client, {**body, "cache_salt": f"{self.run_id}-{mode}-{salt}"})
         self.prompt_ids[prompt.id] = answer.prompt_ids
         return answer
@@ -96,9 +97,17 @@ class Load:
             self.mismatches.append(Mismatch(prompt.id, cell.mode, cell.concurrency, at))
 
 
+def form_of(schema: str) -> dict[str, Any]:
+    """The field of a request whose answer the JSON schema in this file describes; "": any text will do."""
+    if not schema:
+        return {}
+    form = {"name": "answer", "schema": json.loads(Path(schema).read_text())}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
 async def measure(args: argparse.Namespace, host: Host, baseline: Baseline | None) -> tuple[Load, list[Cell]]:
     async with new_client(host.url) as client:
-        load = Load(client, args.modes.split(","), args.max_tokens, baseline)
+        load = Load(client, args.modes.split(","), args.max_tokens, baseline, form_of(args.schema))
         prompts = prompts_of(args)[: args.prompts]
         return load, await load.run(prompts, [int(c) for c in args.concurrency.split(",")])
 
@@ -145,7 +154,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--concurrency", default="1,2,4,8,16", help="streams at a time")
     parser.add_argument("--prompts", type=int, default=22, help="prompts in each cell")
     parser.add_argument("--max-tokens", type=int, default=128, help="longest answer")
-    parser.add_argument("--baseline", action="store_true", help="measure transformers' generate too")
+    base = parser.add_mutually_exclusive_group()  # transformers would answer in any form
+    base.add_argument("--baseline", action="store_true", help="measure transformers' generate too")
+    base.add_argument("--schema", default="", help="file with the JSON schema that every answer must follow")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the baseline")
     parser.add_argument("--out", default="build/bench", help="writes OUT.json and OUT.md")
     return parser.parse_args()

@@ -17,8 +17,13 @@ def chunk(**choice: Any) -> dict[str, Any]:
 
 
 def answer_events(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Two ids a chunk; mode `broken` changes the second id, `failing` ends in an error event."""
-    ids = [ord(c) for c in body["messages"][-1]["content"]][: body["max_tokens"]]
+    """Two ids a chunk; mode `broken` changes the second id, `failing` ends in an error event.
+
+    The answer by a schema is its type.
+    """
+    form = body.get("response_format")
+    text = form["json_schema"]["schema"]["type"] if form else body["messages"][-1]["content"]
+    ids = [ord(c) for c in text][: body["max_tokens"]]
     if body.get("speculation") == "broken" and body["cache_salt"].endswith("-1"):
         ids[1:2] = [0]
     found = [{**chunk(), "prompt_token_ids": [1, 2, 3, 4]}]

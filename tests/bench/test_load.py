@@ -1,12 +1,13 @@
 """The load generator against a small server of the same stream format."""
 
 import argparse
+from pathlib import Path
 
 import httpx
 import pytest
 
 from verdraft.bench.client import BadAnswer, stream_chat
-from verdraft.bench.load import Load, markdown, report_of
+from verdraft.bench.load import Load, form_of, markdown, report_of
 from verdraft.bench.prompts import Prompt
 
 PROMPTS = [
@@ -44,6 +45,13 @@ async def test_every_cell_answers_every_prompt(client: httpx.AsyncClient) -> Non
     assert all([len(a.ids) for a in c.answers] == [6] * 5 for c in cells)
     assert all(c.wall > 0 and c.workloads == [p.workload for p in PROMPTS] for c in cells)
     assert load.mismatches == []
+
+
+async def test_answers_by_a_schema(client: httpx.AsyncClient, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    load = Load(client, ["off"], 6, form=form_of(str(tmp_path / "schema.json")))
+    cells = await load.run(PROMPTS, [1])
+    assert [bytes(a.ids) for a in cells[0].answers] == [b"object"] * 5
 
 
 async def test_a_mode_that_changes_tokens_is_caught(client: httpx.AsyncClient) -> None:
