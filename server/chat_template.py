@@ -96,7 +96,7 @@ class ChatTemplate:
         if prompt.no_thoughts and THINKING_SWITCH in self._variables:
             return replace(prompt, variables={**prompt.variables, THINKING_SWITCH: False})
         if prompt.no_thoughts and self.thinks:
-            raise unsupported_parameter("thinking", "'thinking' cannot be disabled: this model always decides by itself")
+            raise unsupported_parameter("thinking", "'thinking' cannot be disabled: this model decides by itself")
         return prompt
 
     def _user_made_none(self, plain: str, hidden: str, strings: str, disguise: "Disguise") -> bool:
