@@ -114,7 +114,7 @@ def parse_min_tokens(body: Fields, max_tokens: int | None, limits: Limits) -> in
 def parse_max_tokens(body: Fields, name: str, default: int | None, minimum: int) -> int | None:
     """More than fits is fine, however large: the engine clips it. orjson reads integers beyond 64 bits as floats."""
     value = body.get(name)
-    if is_number(value) and value > INT64_MAX:
+    if value is not None and is_number(value) and value > INT64_MAX:
         return INT64_MAX
     return integer(body, name, default, minimum)
 
