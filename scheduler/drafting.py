@@ -47,7 +47,8 @@ class ModelDrafter(Protocol):
         ...
 
     def arms(self, decoding: list[Sequence], rooms: Seq[int]) -> list[Arm]:
-        """What it offers in this step: drafts of at most rooms[i] tokens. Called in every step."""
+        """What it offers in this step: drafts of at most rooms[i] tokens. Not called while
+        models rest."""
         ...
 
     def draft(self, arm: str, seqs: list[Sequence], lengths: list[int]) -> list[Draft]:
