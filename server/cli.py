@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import verdraft
 from verdraft.server.logs import set_up_logs
 from verdraft.server.settings import Parser, SettingsError, add_flags, resolve_settings
+from verdraft.server.signals import exit_now, on_stop_signals
 from verdraft.server.train_cli import add_train_commands
 
 Command = Callable[[argparse.Namespace], None]
@@ -44,6 +45,7 @@ def _parser() -> Parser:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    on_stop_signals(exit_now)
     settings = resolve_settings({name: value for name, value in vars(arguments).items() if name != "command"})
     set_up_logs(settings.log_level, settings.log_format)
     from verdraft.server.build import build_service

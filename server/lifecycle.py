@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, Literal, NoReturn, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from verdraft.server.generation import Generation
 from verdraft.server.responses import draining, loading
+from verdraft.server.signals import exit_now, on_stop_signals
 
 logger = logging.getLogger("verdraft.server")
 
@@ -86,10 +85,9 @@ class Lifecycle(Generic[T]):
         await _within(CUT_SECONDS, self._idle)
 
     def install_signals(self) -> None:
-        """SIGTERM and SIGINT go to on_signal()."""
+        """SIGTERM and SIGINT go to on_signal(), in the loop."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.on_signal)
+        on_stop_signals(lambda: loop.call_soon_threadsafe(self.on_signal))
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:
@@ -99,9 +97,3 @@ async def _within(seconds: float, event: asyncio.Event) -> bool:
     except TimeoutError:
         return event.is_set()
     return True
-
-
-def exit_now() -> NoReturn:
-    """End the process without waiting for threads: one of them may be loading a model."""
-    logging.shutdown()
-    os._exit(0)

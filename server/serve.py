@@ -18,6 +18,7 @@ from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.protocol import limited
 from verdraft.server.service import Service
 from verdraft.server.settings import Settings, SettingsError
+from verdraft.server.signals import exit_now, ignore_stop_signals, on_stop_signals
 from verdraft.server.tracing import make_tracer
 from verdraft.server.watchdog import watch
 
@@ -58,6 +59,7 @@ def run(settings: Settings, load: Callable[[], Service]) -> None:
     allow_files(settings.max_connections + OTHER_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(settings, sock, load))
+    ignore_stop_signals()
 
 
 def allow_files(count: int) -> None:
@@ -86,6 +88,7 @@ async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Servi
         server.should_exit = True
         await serving
         await asyncio.to_thread(tracer.close)
+        on_stop_signals(exit_now)  # the loop ends and will take no more calls
 
 
 async def _until_drained(service: Service, lifecycle: Lifecycle[Service], drain_timeout: float) -> None:
