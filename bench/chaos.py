@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,14 @@ QUESTIONS = (
 )
 
 
-def good_body(question: str, **fields: Any) -> dict[str, Any]:
-    """A greedy chat, streamed with its ids."""
+SEEDS = (None, 7)  # None: greedy
+
+
+def good_body(question: str, seed: int | None = None, **fields: Any) -> dict[str, Any]:
+    """A chat, streamed with its ids: sampled with a seed, or greedy."""
     messages = [{"role": "user", "content": question}]
-    base = {"messages": messages, "max_tokens": 40, "temperature": 0, "stream": True, "return_token_ids": True}
-    return base | fields
+    sampling = {"temperature": 0} if seed is None else {"temperature": 0.8, "top_p": 0.95, "seed": seed}
+    return {"messages": messages, "max_tokens": 40, "stream": True, "return_token_ids": True, **sampling, **fields}
 
 
 @dataclass(slots=True)
@@ -64,7 +68,9 @@ class Run:
     changes: int = 0  # of `steady`
     storms: int = 0
     started: float = 0.0  # time.monotonic() seconds, when the first server was ready
-    references: dict[str, list[int]] = field(default_factory=dict)
+    modes: Sequence[str] = ()  # values of `speculation` that the server has
+    references: dict[tuple[str, int | None], list[int]] = field(default_factory=dict)  # by question and seed
+    right: Counter[str] = field(default_factory=Counter)  # answers, by mode
     good: Counter[str] = field(default_factory=Counter)
     hostile: Counter[str] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -76,9 +82,10 @@ class Run:
         self.changes += 1
 
     async def learn(self) -> None:
-        """The answers that good requests must get: alone, without speculation."""
-        for question in QUESTIONS:
-            self.references[question] = (await self.ask(good_body(question, speculation="off"), [])).ids
+        """The server's modes, and the answers that good requests must get: those without speculation, when alone."""
+        self.modes = (await self.client.get("/server_info")).json()["speculation_modes"]
+        for question, seed in product(QUESTIONS, SEEDS):
+            self.references[question, seed] = (await self.ask(good_body(question, seed, speculation="off"), [])).ids
 
     async def ask(self, body: dict[str, Any], expected: Sequence[int]) -> Answer:
         """Stream a request; every token is compared as it comes. Raises BadAnswer."""
@@ -99,12 +106,13 @@ class Run:
         return answer
 
     async def ask_good(self) -> str:
-        question = self.rng.choice(QUESTIONS)
-        fields: dict[str, Any] = {"speculation": self.rng.choice(["off", "suffix", "auto"])}
+        question, seed, mode = self.rng.choice(QUESTIONS), self.rng.choice(SEEDS), self.rng.choice(self.modes)
+        fields: dict[str, Any] = {"speculation": mode}
         if self.rng.random() < 0.3:
             fields["prediction"] = {"type": "content", "content": self.rng.choice(QUESTIONS)}
-        answer = await self.ask(good_body(question, **fields), self.references[question])
+        answer = await self.ask(good_body(question, seed, **fields), self.references[question, seed])
         self.num_tokens += len(answer.ids)
+        self.right[mode] += 1
         return "right"
 
     async def act(self, act: Act, counter: Counter[str]) -> None:
@@ -224,6 +232,7 @@ async def chaos(args: argparse.Namespace) -> dict[str, Any]:
             watching.cancel()
         return last | {
             "good": dict(run.good),
+            "right_by_mode": {mode: run.right[mode] for mode in run.modes},
             "tokens_checked": run.num_tokens,
             "hostile": dict(run.hostile),
             "errors": run.errors,
@@ -270,9 +279,7 @@ def problems(result: dict[str, Any], max_growth: float) -> list[str]:
     found += [f"{name} is {value:g} at the end" for name, value in result["gauges"].items() if value]
     if result["memory_growth"] > max_growth:
         found.append(f"memory grew by {result['memory_growth']:.1%}")
-    if not result["good"].get("right"):
-        found.append("no good request was answered")
-    return found
+    return found + [f"no good answer in mode {mode}" for mode, count in result["right_by_mode"].items() if not count]
 
 
 def parse_args() -> argparse.Namespace:

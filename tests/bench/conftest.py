@@ -54,8 +54,13 @@ async def metrics(_: Request) -> Response:
     return Response("".join(f"# TYPE verdraft_{name} gauge\nverdraft_{name} 0\n" for name in gauges))
 
 
+async def server_info(_: Request) -> Response:
+    return JSONResponse({"speculation_modes": ["off", "suffix", "auto"]})
+
+
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/metrics", metrics)])
+    info = Route("/server_info", server_info)
+    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/metrics", metrics), info])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://stub") as found:
         yield found

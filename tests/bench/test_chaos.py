@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {
     "health_lies": [],
     "gauges": {"running": 0.0},
     "memory_growth": 0.01,
-    "good": {"right": 3},
+    "right_by_mode": {"off": 3, "eagle": 1},
 }
 
 
@@ -30,7 +30,7 @@ GOOD: dict[str, Any] = {
         ({"errors": ["x"], "health_lies": ["y", "z"]}, ["1 errors", "2 health_lies"]),
         ({"gauges": {"running": 2.0}}, ["running is 2 at the end"]),
         ({"memory_growth": 0.2}, ["memory grew by 20.0%"]),
-        ({"good": {"refused": 9}}, ["no good request was answered"]),
+        ({"right_by_mode": {"off": 9, "eagle": 0}}, ["no good answer in mode eagle"]),
     ],
 )
 def test_problems(change: dict[str, Any], words: list[str]) -> None:
@@ -79,6 +79,24 @@ async def test_every_token_of_a_good_answer_is_compared(client: httpx.AsyncClien
         await run.ask(good_body("hallo"), expected)
     with pytest.raises(BadAnswer, match="4 of 5 ids"):
         await run.ask(good_body("hell"), expected)
+
+
+async def test_good_clients_use_every_mode_greedy_and_seeded(client: httpx.AsyncClient) -> None:
+    run = Run(client, random.Random(0))
+    await run.learn()
+    assert {seed for _, seed in run.references} == {None, 7}
+    for _ in range(60):
+        assert await run.ask_good() == "right"
+    assert set(run.right) == {"off", "suffix", "auto"}
+    run.references = {asked: [1] for asked in run.references}
+    with pytest.raises(BadAnswer, match="wrong ids"):
+        await run.ask_good()
+
+
+def test_a_good_request_is_greedy_or_has_a_seed() -> None:
+    greedy, seeded = good_body("hello"), good_body("hello", 7)
+    assert (greedy["temperature"], greedy.get("seed")) == (0, None)
+    assert (seeded["temperature"], seeded["seed"]) == (0.8, 7)
 
 
 @pytest.mark.parametrize(
