@@ -130,6 +130,7 @@ def kinds() -> list[Kind]:
     return [
         Kind(OURS, "none", f32, partial(_verdraft, mode="off")),
         Kind(OURS, "suffix", f32, partial(_verdraft, mode="suffix")),
+        Kind(OURS, "hybrid", f32, partial(_verdraft, mode="hybrid")),
         Kind(LLAMACPP, "none", f32, partial(_llamacpp, ngram=0)),
         Kind(LLAMACPP, "n-gram 12 to 48", f"{f32}; its own sizes", partial(_llamacpp, ngram=12)),
         Kind(LLAMACPP, "n-gram 4 to 12", f"{f32}; sizes that suit edits", partial(_llamacpp, ngram=4, draft=12)),

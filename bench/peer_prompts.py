@@ -1,4 +1,5 @@
-"""Prompts for the comparison with peers: short chats, copying tasks of about 350 tokens, long ones to prefill."""
+"""Prompts for the comparison with peers: short chats, copying tasks of about 350 tokens, calls of tools, objects by a
+schema, long ones to prefill."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ _Item = TypeVar("_Item")
 _LONG_CHARS = 3000  # what is left of a long prompt: about 700 tokens
 _EDIT_CHARS = range(900, 1500)  # edits of 250 to 450 tokens
 _CHAT_CHARS = range(400)
+_AGENTIC_CHARS = range(3000)  # with the answer within the context that every peer gets
+_STRUCTURED_CHARS = range(2000)
 
 _CHATS = (
     "Explain in a few sentences why the sky is blue.",
@@ -85,6 +88,46 @@ _EDITS = (
     f"Copy this code exactly, with the method total renamed to value.\n\n{_CODE}",
     f"Copy this letter exactly, but change Margaret to Susan.\n\n{_LETTER}",
 )
+_TOOLS = """\
+You answer by calling tools. Write every call as a JSON object with "name" and "arguments", one a line.
+
+{"name": "find_train", "parameters": {"from": "string", "to": "string", "day": "string"}}
+{"name": "book_seat", "parameters": {"train": "string", "class": "first or second", "seats": "integer"}}
+{"name": "send_message", "parameters": {"to": "string", "text": "string"}}"""
+_CALLS = tuple(
+    f"{_TOOLS}\n\n{wish}"
+    for wish in (
+        "Find the trains from Leeds to York on Monday, from York to Leeds on Friday, and from Leeds to Hull on Sunday.",
+        "Book two seats in second class on train N12 and one in first class on N14, and tell Ruth and Omar.",
+        "Tell Ruth, Omar and Lena that the train from Hull on Sunday is full, then find those of Monday and Tuesday.",
+        "Find trains from York to Hull on every day from Monday to Thursday and book a seat on N20 and on N22.",
+    )
+)
+_EXTRACTS = tuple(
+    f"Write {kind} named below into one JSON list of objects. Answer with the JSON only.\n\n{text}"
+    for kind, text in (
+        (
+            'every book with "title", "author", "year" and "shelf"',
+            '"The Salt Road" by Ines Duarte came out in 1987 and stands on shelf B2, "A Winter Ledger", written by Tom '
+            'Hale in 1991, beside it. "Small Engines" by Ines Duarte, of 2003, is on shelf C4.',
+        ),
+        (
+            'every place with "name", "food", "price" and "area"',
+            "The Copper Pot sells Italian food at moderate prices by the river. Blue Anchor, in the city centre, has "
+            "cheap fish. French food in the old town is what Chez Odile is known and dear for.",
+        ),
+        (
+            'every appointment with "who", "day", "time" and "room"',
+            "Dr Okafor sees Mr Lind on Tuesday at 9:30 in room 4 and Mrs Hale at 10:15 in the same room. On Thursday "
+            "Dr Brandt has room 7: Miss Ito at 14:00, and Mr Lind once more at 15:45.",
+        ),
+        (
+            'every order with "customer", "item", "count" and "paid"',
+            "Harbour Hotel ordered 40 towels and has paid. The 12 lamps for Studio North are not paid yet, nor are "
+            "their 3 desks. Casa Verde paid for 25 chairs on Monday.",
+        ),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +136,8 @@ class PeerPrompts:
 
     chat: list[Messages]
     edit: list[Messages]
+    agentic: list[Messages]
+    structured: list[Messages]
     long: list[Messages]
     streams: list[Messages]
 
@@ -109,6 +154,8 @@ def peer_prompts(folder: str) -> PeerPrompts:
     return PeerPrompts(
         chat=_in_turn(map(_user, _CHATS), _fitting(found, "chat", _CHAT_CHARS)),
         edit=_in_turn(map(_user, _EDITS), _fitting(found, "edit", _EDIT_CHARS)),
+        agentic=_in_turn(map(_user, _CALLS), _fitting(found, "agentic", _AGENTIC_CHARS)),
+        structured=_in_turn(map(_user, _EXTRACTS), _fitting(found, "structured", _STRUCTURED_CHARS)),
         long=_in_turn(longs, [_cut(p.messages[-1]["content"]) for p in found if p.workload == "long"]),
         streams=[_user(f"Write a short story about {topic}.") for topic in _TOPICS],
     )

@@ -10,6 +10,8 @@ OURS = "verdraft"
 TITLES = {
     "chat": "chat, decode tokens/s",
     "edit": "edit, decode tokens/s",
+    "agentic": "agentic, decode tokens/s",
+    "structured": "structured, decode tokens/s",
     "prefill": "prefill tokens/s",
 }
 

@@ -28,7 +28,7 @@ from verdraft.bench.peer_setup import VLLM, Places, set_up
 from verdraft.bench.prompts import DataError
 from verdraft.bench.report import machine
 
-PER_ROUND = {"chat": 2, "edit": 2, "prefill": 1}  # prompts
+PER_ROUND = {"chat": 2, "edit": 2, "agentic": 2, "structured": 2, "prefill": 1}  # prompts
 FOLDER = "build/peers"
 
 
@@ -50,7 +50,7 @@ async def run(args: argparse.Namespace, chosen: Sequence[Kind], prompts: PeerPro
 
 def plan(prompts: PeerPrompts, number: int) -> dict[str, list[Messages]]:
     """The prompts of one round, by task; every round has others until they are used up."""
-    lists = {"chat": prompts.chat, "edit": prompts.edit, "prefill": prompts.long}
+    lists = {task: prompts.long if task == "prefill" else getattr(prompts, task) for task in PER_ROUND}
     return {
         task: [lists[task][(number * count + i) % len(lists[task])] for i in range(count)]
         for task, count in PER_ROUND.items()
