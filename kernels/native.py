@@ -90,8 +90,9 @@ class NativeOps:
         memory, runs = HugePages(), -(-pages // self._run)
 
         def layer(fields: Tensor) -> NativeKV:
-            k = memory.zeros(runs, kv_heads, self._run, head_dim, keys)
-            v = memory.zeros(runs, kv_heads, self._run, page_size, dim)
+            # Written at once: a page's first write makes the system find and clear it, for which no step should wait.
+            k = memory.zeros(runs, kv_heads, self._run, head_dim, keys).zero_()
+            v = memory.zeros(runs, kv_heads, self._run, page_size, dim).zero_()
             fields[:] = torch.tensor([k.data_ptr(), v.data_ptr(), page_size, kv_heads, head_dim])
             return NativeKV(k, v, fields, fields.data_ptr())
 

@@ -82,7 +82,12 @@ class Settings(BaseSettings):
         int | None, Field(ge=1, le=1024, description="tokens in a block; default: as the kernels like it, 16 on a CPU")
     ] = None
     memory_fraction: Annotated[
-        float | None, Field(gt=0, le=1, description="part of the free memory that the KV pool may take")
+        float | None,
+        Field(
+            gt=0,
+            le=1,
+            description="part of the free memory that the KV pool takes, at start: no step waits for memory later",
+        ),
     ] = None
     speculation: Annotated[
         Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle", "hybrid"],

@@ -5,6 +5,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -127,3 +128,10 @@ def test_the_log_says_which_and_why(caplog: pytest.LogCaptureFixture) -> None:
 def test_head_dims_beyond_the_native_kernel_are_refused(head_dim: int) -> None:
     with pytest.raises(KernelUnavailable, match="multiple of 8 up to 256"):
         choose_kernels("cpu", CPU, torch.float32).pool(1, 1, 16, 1, head_dim, torch.float32, CPU)
+
+
+def test_no_step_is_the_first_to_write_a_page_of_the_pool() -> None:
+    before = psutil.Process().memory_info().rss
+    pool = choose_kernels("cpu", CPU, torch.float32).pool(4, 512, 16, 4, 64, torch.float32, CPU)
+    size = len(pool) * 512 * 16 * 4 * 64 * 2 * 4  # bytes of its keys and values
+    assert psutil.Process().memory_info().rss - before >= 0.9 * size
