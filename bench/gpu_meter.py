@@ -3,25 +3,37 @@ over the measured product speed."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 MIDDLE = 5  # rounds, of which the median counts
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One measurement; no floor where none is known."""
+    """One measurement; no floor where none is known. `short`: it belongs into the short table."""
 
     part: str
-    what: str
+    form: str  # of what computes: a backend and how it was asked for
+    case: str  # what is computed: the same words for every form
     us: float
     floor_us: float | None = None
+    short: bool = False
+    detail: str = ""
 
     def __str__(self) -> str:
         floor = "" if self.floor_us is None else f"{self.floor_us:10.1f} {self.us / max(self.floor_us, 1e-9):8.2f}"
-        return f"{self.part:10} {self.what:56} {self.us:10.1f} {floor}".rstrip()
+        return f"{self.part:10} {self.form:22} {self.case:48} {self.us:10.1f} {floor:19} {self.detail}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What floors are made of, as measured."""
+
+    bytes_per_s: float
+    flops_per_s: float
 
 
 @dataclass(slots=True)
@@ -32,26 +44,26 @@ class Meter:
     dtype: torch.dtype
     probe: int
     budget: float
-    notes: list[str] = field(default_factory=list)
-    bytes_per_s: float = 1.0
-    flops_per_s: float = 1.0
+    speeds: Speeds | None = None
 
-    def measure_machine(self) -> None:
-        """What floors are made of."""
-        data = torch.zeros(self.probe, self.probe, 2, dtype=torch.float32, device=self.device)
-        square = torch.zeros(self.probe, self.probe, dtype=self.dtype, device=self.device)
-        self.bytes_per_s = 4 * data.numel() / self.seconds(data.sum)
-        self.flops_per_s = 2 * self.probe**3 / self.seconds(lambda: square @ square)
-        speed = f"{self.bytes_per_s / 1e9:.0f} GB/s, multiplies {self.flops_per_s / 1e12:.1f} TFLOP/s in {self.dtype}"
-        self.note(f"reads {speed}")
+    def line(
+        self,
+        part: str,
+        form: str,
+        case: str,
+        call: Callable[[], object],
+        num_bytes: float,
+        flops: float = 0.0,
+        short: bool = False,
+    ) -> Line:
+        """One call's, by its least work: bytes to read and operations of products."""
+        return Line(part, form, case, 1e6 * self.seconds(call), self.floor_us(num_bytes, flops), short)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-        print(f"# {text}", flush=True)
-
-    def line(self, part: str, what: str, call: Callable[[], object], num_bytes: float, flops: float = 0.0) -> Line:
-        floor = max(num_bytes / self.bytes_per_s, flops / self.flops_per_s)
-        return Line(part, what, 1e6 * self.seconds(call), 1e6 * floor)
+    def floor_us(self, num_bytes: float, flops: float) -> float | None:
+        """No call can be quicker; None before the machine was measured."""
+        if self.speeds is None:
+            return None
+        return 1e6 * max(num_bytes / self.speeds.bytes_per_s, flops / self.speeds.flops_per_s)
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Of one call among many that follow each other without a wait; the first is not counted."""
@@ -62,14 +74,19 @@ class Meter:
         calls = max(1, min(100, int(self.budget / MIDDLE / once)))
         return sorted(self._round(call, calls) for _ in range(MIDDLE))[MIDDLE // 2]
 
+    def wait(self) -> None:
+        """Until the device has nothing more to do."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def randn(self, *shape: int) -> Tensor:
+        """Random numbers of the meter's type, where it measures."""
+        return torch.randn(shape, dtype=self.dtype, device=self.device)
+
     def _round(self, call: Callable[[], object], calls: int) -> float:
-        self._wait()
+        self.wait()
         start = time.perf_counter()
         for _ in range(calls):
             call()
-        self._wait()
+        self.wait()
         return (time.perf_counter() - start) / calls
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)

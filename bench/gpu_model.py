@@ -1,7 +1,9 @@
 """Random models of known shapes, made on a device and never on a disk: for timings, and for the law on a GPU."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from verdraft.kernels.base import CHAINS, Batch, Kernels
 from verdraft.model.config import ModelConfig
 from verdraft.model.load import assemble_model
 from verdraft.model.transformer import Transformer
+
+QUIET: Final = 0.05  # of what a quiet layer would add
 
 LLAMA_8B = ModelConfig(
     family="llama",
@@ -65,10 +69,25 @@ class RandomWeights:
         return tensor.normal_(0.0, shape[-1] ** -0.5, generator=generator)
 
 
+@dataclass(slots=True)
+class AgreeingWeights(RandomWeights):
+    """Layers from `quiet` on add little to the stream, so that early exits are often right."""
+
+    quiet: int = 0
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        tensor = RandomWeights.take(self, name, *shape)
+        adds = re.search(r"\.layers\.(\d+)\..*(o_proj|down_proj)\.weight$", name)
+        return tensor.mul_(QUIET) if adds and int(adds[1]) >= self.quiet else tensor
+
+
 @torch.inference_mode()
-def random_model(config: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device) -> Transformer:
-    """The same one for the same arguments."""
-    return assemble_model(config, kernels, RandomWeights(dtype, device), device)
+def random_model(
+    config: ModelConfig, kernels: Kernels, dtype: torch.dtype, device: torch.device, quiet: int | None = None
+) -> Transformer:
+    """The same one for the same arguments; `quiet`: the layer from which on layers add little."""
+    weights = RandomWeights(dtype, device) if quiet is None else AgreeingWeights(dtype, device, quiet=quiet)
+    return assemble_model(config, kernels, weights, device)
 
 
 def even_batch(rows: int, queries: int, context: int, page_size: int, device: torch.device) -> Batch:

@@ -9,20 +9,20 @@ from functools import cache
 import pytest
 import torch
 
+from verdraft.bench.gpu_form import recorder
 from verdraft.bench.gpu_model import LLAMA_8B, QWEN3_8B, TINY, random_model
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.cache import models_dir
 from verdraft.model.config import ModelConfig
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
-from verdraft.model.recordings import CudaRecorder, with_recordings
+from verdraft.model.recordings import with_recordings
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.engine import NO_EXITS, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
 
-CUDA = torch.device("cuda")
 MODELS: dict[str, ModelConfig] = {
     "tiny": TINY,
     "llama 8b, 4 layers": replace(LLAMA_8B, num_layers=4, vocab_size=32000),
@@ -32,11 +32,12 @@ DEMO = models_dir() / "SmolLM2-135M-Instruct"
 
 
 @cache
-def model_of(name: str, deterministic: bool) -> Transformer:
-    kernels = choose_kernels("auto", CUDA, torch.bfloat16, deterministic=deterministic)
+def model_of(name: str, deterministic: bool, device: torch.device) -> Transformer:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    kernels = choose_kernels("auto", device, dtype, deterministic=deterministic)
     if name == "demo":
-        return load_model(DEMO, kernels, torch.bfloat16, CUDA)
-    return random_model(MODELS[name], kernels, torch.bfloat16, CUDA)
+        return load_model(DEMO, kernels, dtype, device)
+    return random_model(MODELS[name], kernels, dtype, device)
 
 
 def answers(model: Transformer, mode: str, chunk: int, late: int, exits: Exits = NO_EXITS) -> list[list[int]]:
@@ -72,19 +73,19 @@ def name(request: pytest.FixtureRequest) -> str:
     return found
 
 
-@pytest.mark.parametrize("recorded", [False, True], ids=["as it is", "recorded"])
-def test_deterministic_mode_keeps_the_law(name: str, recorded: bool) -> None:
-    plain = model_of(name, deterministic=True)
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "as it is"])
+def test_deterministic_mode_keeps_the_law(name: str, recorded: bool, device: torch.device) -> None:
+    plain = model_of(name, True, device)
     expected = answers(plain, "off", 1024, 0)
-    model = with_recordings(plain, CudaRecorder()) if recorded else plain
+    model = with_recordings(plain, recorder(device)) if recorded else plain
     layers = plain.config.num_layers
     exits = own_exits(model, (layers // 4, layers // 2))
     for mode, chunk, late in [("off", 64, 1), ("suffix", 64, 2), ("suffix", 1024, 0), ("hispec", 128, 2)]:
         assert answers(model, mode, chunk, late, exits) == expected, (mode, chunk, late)
 
 
-def test_how_often_the_fast_mode_differs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model = model_of(name, deterministic=False)
+def test_how_often_the_fast_mode_differs(name: str, device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:
+    model = model_of(name, False, device)
     expected = answers(model, "off", 1024, 0)
     found = [answers(model, mode, 64, 2) for mode in ("off", "suffix")]
     changed = [sum(a != b for a, b in zip(run, expected, strict=True)) for run in found]

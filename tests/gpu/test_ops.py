@@ -14,7 +14,7 @@ from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 
 ROWS = (*range(1, 18), 32, 64, 65, 128, 129, 255, 256)
-SHAPES = [(4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (576, 960), (1536, 576), (1000, 333)]
+SHAPES = [(576, 960), (1536, 576), (1000, 333), (4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)]
 
 
 def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
@@ -22,7 +22,6 @@ def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("ins", "outs"), SHAPES)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_a_rows_product_does_not_depend_on_their_number(
     quantization: Quantization, ins: int, outs: int, dtype: torch.dtype, device: torch.device
@@ -40,7 +39,6 @@ def test_a_rows_product_does_not_depend_on_their_number(
 
 
 @pytest.mark.parametrize("width", [128, 576, 4096, 14336])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_small_operations(exact: Kernels, width: int, dtype: torch.dtype, device: torch.device) -> None:
     x, residual, weight = (randn(70, width, device=device, seed=seed).to(dtype) for seed in range(3))
     wide, scale = x.double(), weight[0].double()
@@ -61,11 +59,11 @@ def test_small_operations(exact: Kernels, width: int, dtype: torch.dtype, device
         assert torch.equal(alone, whole), name
 
 
-def test_rotation_into_the_pool_and_moves(exact: Kernels, device: torch.device) -> None:
-    fused = randn(9, 48, 128, device=device).bfloat16()
+def test_rotation_into_the_pool_and_moves(exact: Kernels, half: torch.dtype, device: torch.device) -> None:
+    fused = randn(9, 48, 128, device=device).to(half)
     q, k, v = fused.clone().split_with_sizes((32, 8, 8), 1)
     angles, slots = randn(9, 64, device=device, seed=1), torch.tensor([3, 70, 1, 64, 65, 40, 0, 2, 9], device=device)
-    layer = exact.pool(1, 2, 64, 8, 128, torch.bfloat16, device)[0]
+    layer = exact.pool(1, 2, 64, 8, 128, half, device)[0]
     exact.rope_write(q, k, v, layer, slots, angles.cos(), angles.sin())
     x1, x2 = fused[:, :40].float().chunk(2, 2)
     c, s = angles.cos()[:, None], angles.sin()[:, None]

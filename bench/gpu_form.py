@@ -1,0 +1,74 @@
+"""The forms in which bench/gpu.py measures kernels: every backend that can run, and how it can be asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from verdraft.kernels.base import Kernels
+from verdraft.kernels.blocks import GROUP, Quantization
+from verdraft.kernels.chooser import BACKENDS, Wish, choose_kernels, survey
+from verdraft.model.recordings import CudaRecorder, Recorder
+
+WISHES: Final[tuple[tuple[Quantization, bool], ...]] = (("none", False), ("none", True), ("int8", True))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A backend and what is asked of it."""
+
+    backend: str
+    quantization: Quantization = "none"
+    deterministic: bool = False
+
+    def kernels(self, device: torch.device, dtype: torch.dtype) -> Kernels:
+        """Raises KernelUnavailable."""
+        return choose_kernels(self.backend, device, dtype, self.quantization, self.deterministic)
+
+    def name(self, kernels: Kernels) -> str:
+        """After the library that computes."""
+        return kernels.name + self._asked
+
+    def weight_bytes(self, dtype: torch.dtype) -> float:
+        """Of one weight; in 8 bits with its share of a scale."""
+        return 1 + 2 / GROUP if self.quantization == "int8" else dtype.itemsize
+
+    def __str__(self) -> str:
+        return self.backend + self._asked
+
+    @property
+    def _asked(self) -> str:
+        return (
+            f"{' exact' if self.deterministic else ''}{'' if self.quantization == 'none' else f' {self.quantization}'}"
+        )
+
+
+def forms(device: torch.device, dtype: torch.dtype) -> list[Form]:
+    """All that can run there, the quickest first, those that are exact after the others."""
+    return [
+        Form(name, quantization, deterministic)
+        for quantization, deterministic in WISHES
+        for name in BACKENDS
+        if survey(Wish(device, dtype, quantization, deterministic))[name] is None
+    ]
+
+
+class Rerunner:
+    """In place of recordings where there are none: every replay is the pass again."""
+
+    full = False
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return work
+
+
+def recorder(device: torch.device) -> Recorder:
+    """What records passes there."""
+    return CudaRecorder() if device.type == "cuda" else Rerunner()
+
+
+def can_record(kernels: Kernels, device: torch.device) -> bool:
+    """Whether passes of these kernels can be recorded there; on a CPU, as a rehearsal."""
+    return kernels.graphs or device.type == "cpu"
