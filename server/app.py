@@ -28,7 +28,8 @@ def build_app(settings: Settings, lifecycle: Lifecycle[Service], tracer: Tracer)
     )
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     for method, path, handler in MetaRoutes(lifecycle, metrics, settings.max_body_bytes).table():
-        app.add_api_route(path, handler, methods=[method], response_model=None)
+        methods = ["GET", "HEAD"] if method == "GET" else [method]  # of a HEAD's answer, uvicorn sends no body
+        app.add_api_route(path, handler, methods=methods, response_model=None)
     for dialect in DIALECTS:
         endpoint = GenerateEndpoint(dialect, lifecycle, metrics, settings.max_body_bytes, settings.request_timeout)
         app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))

@@ -4,9 +4,10 @@ Nothing heavy is imported here, so that `verdraft --help` is quick.
 """
 
 import argparse
+import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 PREFIX = "VERDRAFT_"
+OTHER_VARIABLES = ("VERDRAFT_TEST_HOOKS", "VERDRAFT_DATA", "VERDRAFT_CMD")  # of tests and benchmarks
 
 
 # What a value must be, by pydantic's name of the problem and with its figures.
@@ -254,6 +256,17 @@ def resolve_settings(flags: dict[str, Any]) -> Settings:
         raise SettingsError(_one_line(error)) from None
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise SettingsError(f"--config: {path} is not a YAML file of settings: {_flat(error)}") from None
+
+
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each VERDRAFT_ variable that sets nothing. No errors: orchestrators make such variables too."""
+    known = [*(PREFIX + name.upper() for name in Settings.model_fields), *OTHER_VARIABLES]
+    found = []
+    for name in sorted(environment):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            nearest = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0)[0]
+            found.append(f"{name}: there is no such setting; the nearest is {nearest}")
+    return found
 
 
 def parse_flags(argv: Sequence[str]) -> Settings:

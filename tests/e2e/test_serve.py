@@ -57,6 +57,20 @@ def test_errors_over_the_wire(client: httpx.Client) -> None:
     assert client.get("/nope").json()["error"]["code"] == "not_found"
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/nope"])
+def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert head.status_code == get.status_code
+    assert {**head.headers, "x-request-id": ""} == {**get.headers, "x-request-id": ""}
+    assert head.content == b""
+
+
+def test_an_unknown_variable_is_in_the_log(launch: Launch) -> None:
+    log = launch("--port", "0", VERDRAFT_API_KEYS="sk-x").wait_ready().log.read_text()
+    assert "VERDRAFT_API_KEYS: there is no such setting; the nearest is VERDRAFT_API_KEY" in log
+    assert "sk-x" not in log
+
+
 def test_what_is_not_http_gets_the_error_object(client: httpx.Client) -> None:
     with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=20) as sock:
         sock.sendall(b"what is this\r\n\r\n")

@@ -8,7 +8,7 @@ import pytest
 from verdraft.scheduler.request import Mode
 from verdraft.server.cli import main
 from verdraft.server.serve import bind
-from verdraft.server.settings import Settings, SettingsError, parse_flags
+from verdraft.server.settings import Settings, SettingsError, parse_flags, unknown_variables
 
 
 def test_defaults() -> None:
@@ -51,6 +51,14 @@ def test_a_switch_in_the_environment_is_true_or_false(monkeypatch: pytest.Monkey
     monkeypatch.setenv("VERDRAFT_DETERMINISTIC", "perhaps")
     with pytest.raises(SettingsError, match="--deterministic: must be true or false"):
         parse_flags([])
+
+
+def test_a_variable_that_sets_nothing_is_named_with_the_nearest_one() -> None:
+    """A typo once left a server without a key, and nobody was told."""
+    environment = {"VERDRAFT_API_KEYS": "sk-x", "verdraft_port": "1", "VERDRAFT_TEST_HOOKS": "1", "PATH": "/bin"}
+    assert unknown_variables(environment) == [
+        "VERDRAFT_API_KEYS: there is no such setting; the nearest is VERDRAFT_API_KEY"
+    ]
 
 
 def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
