@@ -1,7 +1,7 @@
 """The Jinja environment that chat templates are written for: sandboxed, with the helpers that models' templates use.
 
 A template comes with the model, so it may be bad or hostile: it reaches nothing but its values, and it is stopped when
-it takes too long. What memory it takes is not bounded.
+it takes or gives too much. What memory a single expression takes is not bounded.
 """
 
 import json
@@ -17,6 +17,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 RENDER_SECONDS = 10.0  # for one prompt; four megabytes of messages take two
+MAX_CHARS = 1 << 26  # of one prompt
 MAX_PRODUCT = 1 << 24  # characters or entries of "text" * number
 
 
@@ -29,9 +30,18 @@ class Template:
         self.variables = meta.find_undeclared_variables(self._environment.parse(source))  # that it reads
 
     def render(self, values: Mapping[str, Any], **more: Any) -> str:
-        """Raises jinja2.TemplateError, also after RENDER_SECONDS, and whatever else Python raises inside a template."""
+        """Raises jinja2.TemplateError, also beyond RENDER_SECONDS or MAX_CHARS, and whatever Python raises inside it."""
         self._environment.clock.deadline = time.monotonic() + RENDER_SECONDS
-        return self._template.render(values, **more)
+        return "".join(_bounded(self._template.generate(values, **more)))
+
+
+def _bounded(pieces: Iterable[str]) -> Iterator[str]:
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MAX_CHARS:
+            raise TemplateError(f"it gives more than {MAX_CHARS} characters")
+        yield piece
 
 
 def compile_template(source: str) -> Template:

@@ -236,11 +236,12 @@ def test_demo_turns(demo_path: Path) -> None:
         "{% for a in [1] recursive %}{{ loop([1, 1]) if loop.depth < 60 }}{% endfor %}",
         "{{ 9 ** 9 ** 9 ** 9 }}",
         "{{ 'a' * 99999999999 }}{{ 99999999999 * [1] }}",
+        "{% set a = 'a' * 9999999 %}{% for i in range(9999) %}{{ a }}{% endfor %}",
         "{{ ().__class__.__base__.__subclasses__() }}",
         "{{ cycler.__init__.__globals__.os.system('true') }}",
         "{% set x = messages.append(1) %}",
     ],
-    ids=["loops", "calls", "recursive loop", "power", "product", "classes", "globals", "append"],
+    ids=["loops", "calls", "recursive loop", "power", "product", "text", "classes", "globals", "append"],
 )
 def test_a_hostile_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_jinja, "RENDER_SECONDS", 0.2)
