@@ -7,10 +7,11 @@ import contextlib
 import os
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -24,6 +25,7 @@ from verdraft.spec.grammar import GrammarConstraint
 MAX_GRAMMAR_CHARS = 64 << 10
 MAX_ENTRIES = 64
 MAX_SECONDS = 4.0  # to compile
+MAX_RENEWAL_SECONDS = 0.1  # to compile once more beside the engine's steps; a common schema takes a few milliseconds
 MAX_COMPILING = 2  # at once
 SEAT_SECONDS = 1.0  # to wait for the end of one of those
 LEAST_PRIORITY = 19  # as `nice` has it
@@ -37,16 +39,28 @@ _PREFIX = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 
 @dataclass(slots=True)
 class Grammar:
-    """A compiled form. `start` gives each choice a place of its own in it."""
+    """A compiled form. `start` gives each choice a place of its own in it; `build` compiles it again.
+
+    All places share the lexer of `matcher`. When it reaches a limit, it fails for all of them: `failed` then.
+    """
 
     matcher: LLMatcher
     vocab_size: int
+    build: Callable[[], LLMatcher]
+    seconds: float  # that compiling took
+    failed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> Constraint:
         """At the beginning."""
         with self._lock:
-            return GrammarConstraint(self.matcher.deep_copy(), self.vocab_size)
+            return GrammarConstraint(self.matcher.deep_copy(), self.vocab_size, self._renew)
+
+    def _renew(self) -> LLMatcher:
+        """A matcher with a lexer of its own, for a sequence whose one has failed; the same failed one if that would
+        stop the engine for too long."""
+        self.failed = True
+        return self.build() if self.seconds < MAX_RENEWAL_SECONDS else self.matcher
 
 
 class Grammars:
@@ -90,9 +104,11 @@ class Grammars:
 
     def _recall(self, source: str) -> Grammar | None:
         with self._lock:
-            if source in self._kept:
-                self._kept.move_to_end(source)
-            return self._kept.get(source)
+            grammar = self._kept.pop(source, None)
+            if grammar is None or grammar.failed:
+                return None
+            self._kept[source] = grammar  # the latest
+            return grammar
 
     def _compile(self, form: JsonForm, source: str) -> Grammar:
         if not self._seats.acquire(timeout=SEAT_SECONDS):
@@ -108,6 +124,7 @@ class Grammars:
         # NOTE: a thread cannot be stopped. One that takes too long goes on with what time nobody else wants, and keeps
         # its seat until it ends.
         thread = threading.Thread(target=work, name="verdraft-grammar", daemon=True)
+        began = time.monotonic()
         thread.start()
         thread.join(MAX_SECONDS)
         if not found:
@@ -118,7 +135,8 @@ class Grammars:
             raise _refused(form, matcher.get_error())
         if not any(_mask(matcher)):
             raise invalid_value(form.param, "nothing satisfies the schema: it leaves no way to begin")
-        return Grammar(matcher, self._tokenizer.vocab_size)
+        seconds = time.monotonic() - began
+        return Grammar(matcher, self._tokenizer.vocab_size, partial(self._matcher, source), seconds)
 
     def _matcher(self, source: str) -> LLMatcher:
         matcher = LLMatcher(self._engine_of_tokens(), source, log_level=0, limits=LIMITS)

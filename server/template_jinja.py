@@ -30,7 +30,7 @@ class Template:
         self.variables = meta.find_undeclared_variables(self._environment.parse(source))  # that it reads
 
     def render(self, values: Mapping[str, Any], **more: Any) -> str:
-        """Raises jinja2.TemplateError, also beyond RENDER_SECONDS or MAX_CHARS, and whatever Python raises inside it."""
+        """Raises jinja2.TemplateError, also beyond RENDER_SECONDS or MAX_CHARS, and what Python raises inside it."""
         self._environment.clock.deadline = time.monotonic() + RENDER_SECONDS
         return "".join(_bounded(self._template.generate(values, **more)))
 

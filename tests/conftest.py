@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from hypothesis import settings
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -334,12 +334,16 @@ class JsonVocabulary:
     def text(self, tokens: Sequence[int]) -> str:
         return b"".join(self.tokens[token] for token in tokens if token).decode()
 
-    def constraint(self, schema: dict[str, Any]) -> GrammarConstraint:
-        """A fresh one, with at most two spaces between JSON's parts."""
+    def constraint(self, schema: dict[str, Any], **limits: int) -> GrammarConstraint:
+        """A fresh one, with at most two spaces between JSON's parts. `limits` are LLParserLimits'."""
         grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": "[ ]{1,2}"})
-        matcher = LLMatcher(self.engine, grammar)
-        assert not matcher.get_error()
-        return GrammarConstraint(matcher, self.size)
+
+        def compiled() -> LLMatcher:
+            matcher = LLMatcher(self.engine, grammar, log_level=0, limits=LLParserLimits(**limits))
+            assert not matcher.get_error()
+            return matcher
+
+        return GrammarConstraint(compiled(), self.size, compiled)
 
 
 @pytest.fixture(scope="session")

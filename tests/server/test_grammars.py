@@ -9,13 +9,14 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from llguidance import LLParserLimits
 
 from verdraft.server import grammars as module
 from verdraft.server.errors import ApiError
 from verdraft.server.grammars import Grammars
 from verdraft.server.json_form import JsonForm, Place, forced_call
 from verdraft.server.tokenizer import TextTokenizer
-from verdraft.spec.constraint import Constraint
+from verdraft.spec.constraint import Constraint, ConstraintFailed
 
 PERSON = {
     "type": "object",
@@ -163,3 +164,29 @@ def test_equal_forms_are_compiled_once_and_the_oldest_goes(
     assert grammars.num_entries == 2
     assert grammars.compile(form({"const": 1})) is first
     assert grammars.compile(form({"const": 2})) is not second
+
+
+@pytest.mark.parametrize("renewal_seconds", [10.0, 0.0])
+def test_a_sequence_that_reaches_a_limit_fails_alone(
+    byte_level_folder: Path, monkeypatch: pytest.MonkeyPatch, renewal_seconds: float
+) -> None:
+    """Copies of a matcher share its lexer: once that had failed, so did every other request with the same schema."""
+    monkeypatch.setattr(module, "LIMITS", LLParserLimits(max_lexer_states=100, verbose_errors=False))
+    monkeypatch.setattr(module, "MAX_RENEWAL_SECONDS", renewal_seconds)
+    tokenizer = TextTokenizer(byte_level_folder)
+    schema = {"type": "string", "pattern": "^(ok|[ab]*a[ab]{8})$"}  # another state for any last nine letters
+    grammars = Grammars(tokenizer, frozenset())
+    grammar = grammars.compile(form(schema))
+    greedy, neighbour = grammar.start(), grammar.start()
+    greedy.push(*tokenizer.encode('"', allow_special=False))
+    for letter in random.Random(0).choices("ab", k=200):
+        greedy.push(*tokenizer.encode(letter, allow_special=False))
+    with pytest.raises(ConstraintFailed):
+        greedy.mask()
+    later = grammars.compile(form(schema)).start()
+    for constraint in (neighbour, grammar.start(), later) if renewal_seconds else (later,):
+        for token in tokenizer.encode('"ok"', allow_special=False):
+            assert constraint.mask() is not None
+            assert constraint.allows(token)
+            constraint.push(token)
+        assert constraint.ended

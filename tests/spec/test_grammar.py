@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verdraft.spec.constraint import ConstraintFailed
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint, GrammarDrafter
 from verdraft.spec.sources import ChainOfSources, MostPromising
@@ -80,6 +81,35 @@ def test_what_ends_is_json(json_vocabulary, schema, seed):
     tokens = walk(constraint, random.Random(seed), 200)
     text = json_vocabulary.text(tokens)
     assert not constraint.ended or json.dumps(json.loads(text)), text  # loads() raises for what is not JSON
+
+
+NESTED: dict[str, Any] = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
+
+
+def outcome(constraint: GrammarConstraint) -> list[bool]:
+    """The mask; empty where the grammar fails."""
+    try:
+        mask = constraint.mask()
+    except ConstraintFailed:
+        return []
+    assert mask is not None
+    return [*map(bool, mask)]
+
+
+def test_a_failure_is_forgotten_with_the_token_that_brought_it(json_vocabulary):
+    """A draft that went further than a stop string once failed a sequence that had ended well without it."""
+    constraint = json_vocabulary.constraint(NESTED, max_lexer_states=30)
+    masks = []
+    for token in json_vocabulary("[[1,2],[3,4]]"):
+        masks.append(outcome(constraint))
+        constraint.push(token)
+        if not masks[-1]:
+            break
+    assert len(masks) > 1
+    assert not outcome(constraint)
+    for mask in reversed(masks):
+        constraint.pop()
+        assert outcome(constraint) == mask
 
 
 def test_what_is_forced_is_drafted_and_nothing_else_is_allowed(json_vocabulary):
