@@ -32,8 +32,7 @@ from verdraft.bench.host import Host, MemoryWatch, ServerFailed, free_port, serv
 from verdraft.bench.hostile import REFUSALS, Act, Hostile, error_code
 from verdraft.bench.soak import growth, wait_idle
 
-# A pool that is soon all touched (the system gives its memory on first use), so that later growth is something else;
-# and one that is often full.
+# A pool that is often full, and small beside what else may grow.
 FLAGS = ("--max-num-seqs", "8", "--max-queue", "24", "--kv-blocks", "512", "--drain-timeout", "20")
 RESTARTS_UNTIL = 0.4  # of the run
 LIFE_SECONDS = (15, 60)  # from ready to the signal, for all but the last server

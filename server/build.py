@@ -97,6 +97,17 @@ def cpu_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
         return None
 
 
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that the machine can give, and the container's limit allows (cgroup v2)."""
+    free = psutil.virtual_memory().available
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no such file, or "max"
+        return free
+    files = re.search(r"^inactive_file (\d+)$", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+    return max(0, min(free, limit - used + (int(files[1]) if files else 0)))  # cached files give way
+
+
 def _device(settings: Settings) -> torch.device:
     available = torch.cuda.is_available()
     if settings.device == "cuda" and not available:
@@ -203,7 +214,7 @@ def _engine_config(settings: Settings, model: Transformer, eagle: EagleHead | No
 def _num_blocks(settings: Settings, model: Transformer, max_model_len: int, eagle: EagleHead | None) -> int:
     """As asked for, else as memory allows, but no more than all sequences at full length can use."""
     on_gpu = model.device.type == "cuda"
-    free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(model.device)[0] if on_gpu else free_memory()
     block_size = _block_size(settings, model.kernels)
     block_bytes = block_size * (model.kv_bytes_per_token + (eagle.kv_bytes_per_token if eagle else 0))
     if settings.kv_blocks:

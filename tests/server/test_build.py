@@ -14,7 +14,7 @@ from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.outputs import SourceStats, SpecStats, Summary, Timing
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
-from verdraft.server.build import build_engine, cpu_limit
+from verdraft.server.build import build_engine, cpu_limit, free_memory
 from verdraft.server.report import Report
 from verdraft.server.settings import Settings, SettingsError, parse_flags
 from verdraft.spec.eagle_costs import EagleCosts
@@ -111,6 +111,20 @@ def test_a_container_may_have_less_than_its_cores(tmp_path: Path, text: str, cor
     assert cpu_limit(tmp_path) is None
     (tmp_path / "cpu.max").write_text(text)
     assert cpu_limit(tmp_path) == cores
+
+
+def test_a_container_may_have_less_than_the_free_memory(tmp_path: Path) -> None:
+    """A pool of a tenth of the whole machine's memory, taken at start, would have it killed."""
+    free = free_memory(tmp_path)
+    assert free > 1 << 20
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("600000\n")
+    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 500000\n")
+    assert free_memory(tmp_path) > 1 << 20
+    (tmp_path / "memory.max").write_text("1000000\n")
+    assert free_memory(tmp_path) == 900000
+    (tmp_path / "memory.current").write_text("2000000\n")
+    assert free_memory(tmp_path) == 0
 
 
 @pytest.mark.parametrize("exits", ["2,1", "0,2", "1,4", "nowhere"])
