@@ -9,7 +9,7 @@ from verdraft.scheduler.verifier import Verified
 from verdraft.spec.draft import Draft
 from verdraft.spec.ledger import Ledger
 from verdraft.spec.router import Arm, Plan
-from verdraft.spec.spending import CostTable
+from verdraft.spec.spending import Costs
 from verdraft.spec.trials import Trials
 
 
@@ -78,7 +78,7 @@ class Bets:
         self._paid[arm.name] = steps
         return True
 
-    def place(self, use: Use, decoding: Seq[Sequence], without: Without, costs: CostTable) -> None:
+    def place(self, use: Use, decoding: Seq[Sequence], without: Without, costs: Costs) -> None:
         """What these sequences verify now, they owe to this use."""
         drafted = sum(len(decoding[i].draft.tokens) for i in use.chosen)
         rows = len(decoding) + sum(len(seq.draft.tokens) for seq in decoding)

@@ -14,10 +14,12 @@ from verdraft.scheduler.batches import ragged_batch
 from verdraft.scheduler.runner import Runner
 from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.exit_costs import ExitCosts
-from verdraft.spec.spending import CostTable
+from verdraft.spec.spending import CostTable, Reading
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 CONTEXT = 256  # tokens of context per pass, a typical chat
+LONG = 1024  # tokens of another context, which tells what reading it costs
+MANY = 8  # rows, whose difference from one tells what each row adds to that
 REPEATS = 5
 ENOUGH = 0.2  # seconds at one size; at least two runs all the same
 
@@ -27,6 +29,21 @@ def measure_costs(runner: Runner, max_context: int) -> CostTable:
     measure = _Measure(runner, min(CONTEXT, max_context))
     layers = runner.bounds[-1]
     return measure.table(lambda size: measure.whole(size, layers))
+
+
+def measure_reading(runner: Runner, max_context: int) -> Reading:
+    """What contexts longer than that of `measure_costs` add to a pass; nothing where there can be none."""
+    short, long = (_Measure(runner, min(context, max_context)) for context in (CONTEXT, LONG))
+    beyond, layers = long.context - short.context, runner.bounds[-1]
+    if beyond < CONTEXT:
+        return Reading()
+
+    def more(size: int) -> float:
+        return max(0.0, long.least(size, layers) - short.least(size, layers)) / beyond
+
+    one, many = more(1), more(MANY)
+    row = max(0.0, many - one) / (MANY - 1)
+    return Reading(max(0.0, one - row), row, short.context)
 
 
 def measure_exits(runner: Runner, max_context: int, exits: Exits, full: CostTable) -> ExitCosts:
@@ -42,8 +59,8 @@ def measure_exits(runner: Runner, max_context: int, exits: Exits, full: CostTabl
     )
 
 
-def measure_eagle(runner: Runner, max_context: int, head: EagleHead, pool: Seq[LayerKV], full: CostTable) -> EagleCosts:
-    """Seconds of the parts of an EAGLE drafter with this KV pool; `full` are those of whole passes of the target."""
+def measure_eagle(runner: Runner, max_context: int, head: EagleHead, pool: Seq[LayerKV]) -> EagleCosts:
+    """Seconds of the parts of an EAGLE drafter with this KV pool."""
     measure = _Measure(runner, min(CONTEXT, max_context))
 
     def features(size: int) -> torch.Tensor:
@@ -55,7 +72,6 @@ def measure_eagle(runner: Runner, max_context: int, head: EagleHead, pool: Seq[L
 
     fused = {size: features(size) for size in measure.sizes}
     return EagleCosts(
-        full=full,
         extend=measure.table(lambda size: layer(size, features(size))),
         layer=measure.table(lambda size: layer(size, fused[size])),
         head=measure.table(lambda size: head.logits(fused[size])),
@@ -74,6 +90,10 @@ class _Measure:
         seconds = [min(_runs(run, size)) for size in self.sizes]
         # Fewer rows never cost more than many: what looks so is a disturbance, and would forbid every draft.
         return CostTable(self.sizes, tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
+
+    def least(self, size: int, layers: int) -> float:
+        """Of up to five whole passes."""
+        return min(_runs(lambda size: self.whole(size, layers), size))
 
     def whole(self, size: int, layers: int) -> None:
         self.model.logits(self.layers(size, 0, layers)).cpu()

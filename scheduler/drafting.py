@@ -20,7 +20,7 @@ from verdraft.spec.draft import ASK, EMPTY, Draft, Drafter
 from verdraft.spec.ledger import Ledger
 from verdraft.spec.router import TAU, Arm, Plan, by_score, free_plan, loss, use, with_models
 from verdraft.spec.sources import make_drafter
-from verdraft.spec.spending import FREE, CostTable, spend
+from verdraft.spec.spending import FREE, Costs, CostTable, Reading, spend
 from verdraft.spec.suffix import SuffixStores
 from verdraft.spec.trials import Trials
 
@@ -46,8 +46,8 @@ class ModelDrafter(Protocol):
         """Say whether and how the model may draft for a new sequence of this mode."""
         ...
 
-    def arms(self, decoding: list[Sequence], rooms: Seq[int]) -> list[Arm]:
-        """What it offers in this step: drafts of at most rooms[i] tokens. Not called while
+    def arms(self, decoding: list[Sequence], rooms: Seq[int], full: Costs) -> list[Arm]:
+        """What it offers in this step, whose pass costs `full`: drafts of at most rooms[i] tokens. Not called while
         models rest."""
         ...
 
@@ -73,6 +73,8 @@ class Drafting:
 
     def __init__(self, scheduler: Scheduler, exits: ExitDrafter, eagle: EagleDrafter | None, trials: Trials) -> None:
         self.costs = FREE
+        self.reading = Reading()
+        self._now: Costs = FREE  # costs of this step's pass
         self.exits = exits
         self.eagle = eagle
         self.models: tuple[ModelDrafter, ...] = (eagle, exits) if eagle else (exits,)  # preferred ones first
@@ -128,12 +130,13 @@ class Drafting:
         if len(decoding) < len(running):
             budget //= 2  # the other half is for those that are still prefilled
         share = budget // max(1, len(decoding)) - 1
+        self._now = self.reading.costs(self.costs, [len(seq.tokens) for seq in decoding])
         # The pass itself yields one token, so a draft needs at most one less than what may still come.
         rooms = [max(0, min(share, seq.max_len - len(seq.tokens) - 1)) for seq in decoding]
         asked: dict[int, Asked] = {}
         proposed = [self._ask(i, seq, rooms[i], len(decoding), asked) for i, seq in enumerate(decoding)]
         free, scores = self.estimates.judge(decoding, proposed)
-        without = Without(free, free_plan([draft.probs for draft in free], self.costs))
+        without = Without(free, free_plan([draft.probs for draft in free], self._now))
         offers = self._offers(decoding, rooms, free)
         plan = self._plan(decoding, without, scores, [offer.arm for offer in offers])
         if any(offer.arm.hopes for offer in offers) and self._config.router == "payoff" and not _uses_model(plan):
@@ -164,7 +167,7 @@ class Drafting:
         if len(resting) == len(self._arms):
             self._rest = REST
             return []
-        arms = ((model, arm) for model in self.models for arm in model.arms(decoding, rooms))
+        arms = ((model, arm) for model in self.models for arm in model.arms(decoding, rooms, self._now))
         return [Offer(model, _without_predictions(arm, free)) for model, arm in arms if arm.name not in resting]
 
     def _resting(self, decoding: list[Sequence]) -> set[str]:
@@ -178,12 +181,12 @@ class Drafting:
         """Models draft as planned; what they are sure of only then, may be less than pays to verify."""
         uses = [use for offer in offers if (use := self._use(offer, decoding, plan))]
         if self._config.router == "payoff":
-            lengths = spend([seq.draft.probs for seq in decoding], len(decoding), self.costs)
+            lengths = spend([seq.draft.probs for seq in decoding], len(decoding), self._now)
             for seq, length in zip(decoding, lengths, strict=True):
                 seq.draft = seq.draft.trim(max(length, seq.draft.least))
         if self.costs.of(1) > 0.0:
             for use in uses:
-                self._bets.place(use, decoding, without, self.costs)
+                self._bets.place(use, decoding, without, self._now)
 
     def _use(self, offer: Offer, decoding: Seq[Sequence], plan: Plan) -> Use | None:
         """Let one arm draft for the sequences that the plan has for it, if any."""
@@ -212,7 +215,7 @@ class Drafting:
         return draft
 
     def _plan(self, decoding: Seq[Sequence], without: Without, scores: Seq[float], arms: Seq[Arm]) -> Plan:
-        plan = with_models(without.plan, without.probs, arms, self.costs)
+        plan = with_models(without.plan, without.probs, arms, self._now)
         for arm in arms:
             plan = self._try_out(plan, arm, without.probs)
         return plan if self._config.router == "payoff" else self._by_score(plan, decoding, without.free, scores, arms)
@@ -225,7 +228,7 @@ class Drafting:
             chosen = [i for i in sequences if i in arm.hopes and plan.routes[i].arm is None]
             if chosen:
                 trial = use(plan, arm, chosen, 1, probs)
-                if self._bets.may_try(arm, max(0.0, loss(plan, trial, self.costs)), must):
+                if self._bets.may_try(arm, max(0.0, loss(plan, trial, self._now)), must):
                     return replace(trial, trials=(*plan.trials, *chosen))
         return plan
 
@@ -261,12 +264,12 @@ class Drafting:
         """What each asking saved: its tokens would take so long at the step's rate, less their share of the pass."""
         if self.costs.of(1) == 0.0:  # nothing was measured, so everything pays
             return
-        rows, rate = plan.outlook.rows, plan.outlook.rate(self.costs)
+        costs, rows, rate = self._now, plan.outlook.rows, plan.outlook.rate(self._now)
         for i, asking in asked.items():
             route, saved = plan.routes[i], -asking.seconds
             if route.arm is None and route.length:
                 saved += sum(free[i].probs[: route.length]) / rate
-                saved -= self.costs.of(rows) - self.costs.of(rows - route.length)
+                saved -= costs.of(rows) - costs.of(rows - route.length)
             self.asking.learn(asking.kind, saved)
 
 

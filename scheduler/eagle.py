@@ -26,7 +26,7 @@ from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.growing import Growing
 from verdraft.spec.payback import Payback
 from verdraft.spec.router import Arm
-from verdraft.spec.spending import CostTable
+from verdraft.spec.spending import FREE, Costs, CostTable
 
 logger = logging.getLogger("verdraft.eagle")
 
@@ -43,6 +43,7 @@ class EagleDrafter:
         self.calibration = Calibration()
         self._typical = Payback()  # over all sequences
         self._num_decoding = 0  # in this step
+        self._full: Costs = FREE  # of its pass
         self._runner, self._law, self._scheduler = runner, law, scheduler
         config = scheduler.config
         pool = head.new_pool(config.num_blocks, config.block_size)
@@ -67,8 +68,8 @@ class EagleDrafter:
         return self._scheduler.config
 
     def measure(self, full: CostTable) -> None:
-        """Learn what the drafter costs here; `full` are whole passes of the target."""
-        self.costs = measure_eagle(self._runner, self._config.max_context, self._grower.head, self._grower.pool, full)
+        """Learn what the drafter costs here."""
+        self.costs = measure_eagle(self._runner, self._config.max_context, self._grower.head, self._grower.pool)
 
     def prepare(self, seq: Sequence, mode: Mode) -> None:
         """Follow a new sequence if its mode may use the head."""
@@ -120,10 +121,10 @@ class EagleDrafter:
 
     # ---- drafting
 
-    def arms(self, decoding: list[Sequence], rooms: Seq[int]) -> list[Arm]:
+    def arms(self, decoding: list[Sequence], rooms: Seq[int], full: Costs) -> list[Arm]:
         """Chains or trees for the sequences whose features are all there: in one piece, since how long each gets is
         seen while it grows, or by levels where that is not weighed."""
-        self._num_decoding = len(decoding)
+        self._num_decoding, self._full = len(decoding), full
         offers = {i: seq.eagle for i, seq in enumerate(decoding) if rooms[i] > 0 and seq.eagle and _is_followed(seq)}
         if not offers:
             return []
@@ -202,7 +203,7 @@ class EagleDrafter:
         rows = self._num_decoding + sum(len(growth.growing.tokens) for growth in growths)
         typical = self._typical.agreement.rate  # of the next level's tokens, behind right ones
         hopes = [growth.growing.hope * typical for growth in active]
-        return self.costs.worth_growing(hopes, expected, rows)
+        return self.costs.worth_growing(hopes, expected, rows, self._full)
 
     def _draft_of(self, growth: Growth) -> Draft:
         draft, growth.features.claims = growth.growing.draft("eagle")

@@ -11,7 +11,7 @@ from verdraft.model.exit_head import Exits
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
-from verdraft.scheduler.costs import measure_costs
+from verdraft.scheduler.costs import measure_costs, measure_reading
 from verdraft.scheduler.counters import EngineCounters, Totals
 from verdraft.scheduler.device import Device, device_of
 from verdraft.scheduler.drafting import Drafting
@@ -84,7 +84,9 @@ class Engine:
         assert not self._sequences
         costs = measure_costs(self._runner, self.config.max_context)
         self.drafting.measure(costs)
-        logger.info("a pass costs %s", ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in costs.points()))
+        self.drafting.reading = reading = measure_reading(self._runner, self.config.max_context)
+        points = ", ".join(f"{1e3 * s:.1f} ms for {n}" for n, s in costs.points())
+        logger.info("a pass costs %s, and %.1f us a token of more context", points, 1e6 * reading.sequence)
 
     @property
     def modes(self) -> tuple[Mode, ...]:

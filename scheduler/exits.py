@@ -20,7 +20,7 @@ from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.pruning import MIN_LEN, Pruning
 from verdraft.spec.router import Arm
-from verdraft.spec.spending import CostTable
+from verdraft.spec.spending import Costs, CostTable
 from verdraft.spec.trials import Trials
 from verdraft.spec.window import Cycle
 
@@ -75,7 +75,7 @@ class ExitDrafter:
         """The agreement below which windows cannot pay."""
         return max(FLOOR, self.costs.break_even(cycle))
 
-    def arms(self, decoding: Seq[Sequence], rooms: Seq[int]) -> list[Arm]:
+    def arms(self, decoding: Seq[Sequence], rooms: Seq[int], full: Costs) -> list[Arm]:
         """Windows of at most rooms[i] tokens for the sequences that may have them."""
         arms = [self._arm(mode, cycle, decoding, rooms) for mode, cycle in self._cycles.items()]
         return [arm for arm in arms if arm.hopes]

@@ -6,7 +6,7 @@ Knows seconds and probabilities only.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from verdraft.spec.spending import FREE, CostTable
+from verdraft.spec.spending import FREE, Costs, CostTable
 
 _MEMORY = 0.95  # weight of the earlier draftings' times when the next one comes
 _MOST = 10.0  # a drafting that takes this much longer was disturbed
@@ -14,9 +14,8 @@ _MOST = 10.0  # a drafting that takes this much longer was disturbed
 
 @dataclass(frozen=True, slots=True)
 class EagleCosts:
-    """Seconds by number of rows: of whole passes of the target, and of the parts of the drafter."""
+    """Seconds of the parts of the drafter, by number of rows."""
 
-    full: CostTable = FREE
     extend: CostTable = FREE  # features from the target's hidden states, and the drafter's layer
     layer: CostTable = FREE
     head: CostTable = FREE
@@ -35,11 +34,11 @@ class EagleCosts:
         scale = _MEMORY * self.scale + (1 - _MEMORY) * min(_MOST, max(1.0, seconds / predicted))
         return replace(self, scale=scale)
 
-    def worth_growing(self, hopes: Sequence[float], expected: float, rows: int) -> list[bool]:
+    def worth_growing(self, hopes: Sequence[float], expected: float, rows: int, full: Costs) -> list[bool]:
         """Which drafts should get one more level. hopes[i]: the tokens that it brings. All that decode expect
-        `expected` tokens so far, from a pass over `rows` rows."""
-        token = self.full.of(rows) / max(expected, 1e-9)  # seconds for which one is had anyway
-        more = self.full.of(rows + 1) - self.full.of(rows)
+        `expected` tokens so far, from a pass over `rows` rows that costs `full`."""
+        token = full.of(rows) / max(expected, 1e-9)  # seconds for which one is had anyway
+        more = full.of(rows + 1) - full.of(rows)
         gains = [hope * token - more for hope in hopes]
         num = sum(gain >= 0 for gain in gains)
         step = self.scale * (self.layer.of(max(num, 1)) + self.head.of(max(num, 1)))

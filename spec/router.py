@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from verdraft.spec.spending import CostTable, spend
+from verdraft.spec.spending import Costs, spend
 
 MARGIN = 1.03  # a model's drafts must promise so much more than doing without: hopes and times are never quite right
 TAU = 6.0  # accepted tokens above which HVD verifies the suffix draft (PAPERS 1.1)
@@ -75,11 +75,11 @@ class Outlook:
     rows: float
     drafting: float = 0.0
 
-    def seconds(self, costs: CostTable) -> float:
+    def seconds(self, costs: Costs) -> float:
         """Of the whole step."""
         return max(costs.of(self.rows) + self.drafting, 1e-9)
 
-    def rate(self, costs: CostTable) -> float:
+    def rate(self, costs: Costs) -> float:
         """Tokens a second."""
         return self.tokens / self.seconds(costs)
 
@@ -93,7 +93,7 @@ class Plan:
     trials: tuple[int, ...] = ()  # sequences that draft only so that something is learned
 
 
-def free_plan(free: Sequence[Sequence[float]], costs: CostTable) -> Plan:
+def free_plan(free: Sequence[Sequence[float]], costs: Costs) -> Plan:
     """Free drafts alone, each as long as pays. free[i][j] is the chance that draft i is accepted beyond token j."""
     if not any(free):
         return Plan((_NOTHING,) * len(free), Outlook(len(free), len(free)))
@@ -102,12 +102,12 @@ def free_plan(free: Sequence[Sequence[float]], costs: CostTable) -> Plan:
     return Plan(tuple(Route(None, n) for n in lengths), Outlook(tokens, len(free) + sum(lengths)))
 
 
-def payoff(free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: CostTable) -> Plan:
+def payoff(free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: Costs) -> Plan:
     """The most tokens a second: free drafts as long as pays, and then what models add."""
     return with_models(free_plan(free, costs), free, arms, costs)
 
 
-def with_models(plan: Plan, free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: CostTable) -> Plan:
+def with_models(plan: Plan, free: Sequence[Sequence[float]], arms: Sequence[Arm], costs: Costs) -> Plan:
     """`plan` and, model by model, the use that adds most to its rate, until none adds anything."""
     rest = list(arms)
     while rest:
@@ -140,7 +140,7 @@ def use(plan: Plan, arm: Arm, chosen: Sequence[int], length: int, free: Sequence
     return Plan(tuple(routes), Outlook(tokens, rows, drafting), plan.trials)
 
 
-def loss(plan: Plan, other: Plan, costs: CostTable) -> float:
+def loss(plan: Plan, other: Plan, costs: Costs) -> float:
     """How much longer a step by `other` takes for its tokens than at the rate of `plan`, in steps without any draft;
     negative for a gain."""
     seconds = other.outlook.seconds(costs) - other.outlook.tokens / plan.outlook.rate(costs)
@@ -148,7 +148,7 @@ def loss(plan: Plan, other: Plan, costs: CostTable) -> float:
 
 
 def _uses(
-    plan: Plan, arm: Arm, free: Sequence[Sequence[float]], costs: CostTable
+    plan: Plan, arm: Arm, free: Sequence[Sequence[float]], costs: Costs
 ) -> Iterator[tuple[float, Sequence[int], int]]:
     """Every length, for the sequence that gains most, the best two, four, .. and all: the rate in tokens a second, the
     sequences, the length. Who has another model's draft keeps it."""

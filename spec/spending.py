@@ -7,8 +7,21 @@ Knows probabilities and seconds. Under load a pass is no longer nearly free per 
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
+
+
+class Costs(Protocol):
+    """Seconds of a full-depth pass by its number of tokens."""
+
+    def of(self, tokens: float) -> float:
+        """Of a pass over `tokens` tokens, a number that may be expected rather than counted."""
+        ...
+
+    def least_more(self, tokens: int) -> float:
+        """Of one more token in a pass over `tokens` or more, where it costs least."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +57,43 @@ class CostTable:
         return list(zip(self.tokens, self.seconds, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Seconds that attention takes for each token of context beyond those of the pass that a table tells of: once for
+    every sequence, whose rows share what is read, and once for every row."""
+
+    sequence: float = 0.0
+    row: float = 0.0
+    context: int = 0  # tokens, of the one sequence of that pass
+
+    def costs(self, table: CostTable, contexts: Sequence[int]) -> Costs:
+        """The table for a pass whose sequences have contexts of so many tokens."""
+        if not contexts or self.sequence == self.row == 0.0:
+            return table
+        tokens = sum(contexts)
+        beyond = tokens / len(contexts) - self.context
+        return _WithContexts(table, self.sequence * (tokens - self.context), self.row * beyond)
+
+
+@dataclass(frozen=True, slots=True)
+class _WithContexts:
+    """A table, and seconds beside it: of the pass, and of each of its tokens."""
+
+    table: CostTable
+    whole: float
+    each: float
+
+    def of(self, tokens: float) -> float:
+        return self.table.of(tokens) + self.whole + self.each * tokens
+
+    def least_more(self, tokens: int) -> float:
+        return self.table.least_more(tokens) + self.each
+
+
 FREE = CostTable((1,), (0.0,))  # a further row costs nothing: every draft is verified whole
 
 
-def spend(probs: Sequence[Sequence[float]], num_decoding: int, costs: CostTable) -> list[int]:
+def spend(probs: Sequence[Sequence[float]], num_decoding: int, costs: Costs) -> list[int]:
     """How many tokens of each draft to verify. probs[i][j] is the probability that draft i is accepted beyond token j.
 
     Every one of `num_decoding` sequences has one row and yields one token anyway. The likeliest drafted token of all

@@ -45,7 +45,7 @@ def test_any_agreement_keeps_the_law(make_engine, drain, make_request, exiting, 
     )
     row = CostTable((1, 32), (0.01, rnd.choice([0.02, 0.5])))
     engine.drafting.costs = rnd.choice([FREE, CostTable((1, 32), (1.0, rnd.uniform(1, 20)))])
-    engine.drafting.eagle.costs = rnd.choice([EagleCosts(), EagleCosts(engine.drafting.costs, row, row, row)])
+    engine.drafting.eagle.costs = rnd.choice([EagleCosts(), EagleCosts(row, row, row)])
     watch(engine, model)
     found = {}
     for name, (prompt, params) in jobs.items():
@@ -194,7 +194,7 @@ def test_a_head_that_is_never_right_is_asked_less_and_less(make_engine, drain, m
     model = hash_model()
     engine = make_engine(model=model, eagle=eagle_of(model, 0.0))
     full, part = CostTable((1, 32), (1.0, 2.0)), CostTable((1, 32), (0.1, 0.1))
-    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(full, part, part, part)
+    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(part, part, part)
     request = make_request("a", PROMPT, max_tokens=240, ignore_eos=True, speculation="eagle")
     engine.add(request)
     drain(engine)
@@ -209,7 +209,7 @@ def test_what_claims_are_worth_is_learned(make_engine, drain, make_request, hash
     head.logits = lambda hidden: 0.01 * logits(hidden)  # every token is as likely
     engine = make_engine(model=model, eagle=head)
     full, part = CostTable((1, 32), (1.0, 8.0)), CostTable((1, 32), (0.01, 0.01))
-    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(full, part, part, part)
+    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(part, part, part)
     request = make_request("a", PROMPT, max_tokens=240, ignore_eos=True, speculation="eagle")
     engine.add(request)
     drain(engine)
@@ -243,7 +243,7 @@ def test_a_sequence_is_followed_only_while_its_head_may_pay(
     expected = answer_of(make_engine, drain, make_request, PROMPT, model=model, **params)
     engine = make_engine(model=model, eagle=eagle_of(model, agreement))
     full, part = CostTable((1, 32), (1.0, 2.0)), CostTable((1, 32), (0.1, 0.1))
-    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(full, part, part, part)
+    engine.drafting.costs, engine.drafting.eagle.costs = full, EagleCosts(part, part, part)
     engine.add(make_request("a", PROMPT, speculation="hybrid", **params))
     tokens, followed = [], []
     while engine.has_work:

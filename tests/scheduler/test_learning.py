@@ -14,7 +14,7 @@ from verdraft.spec.features import FEATURES
 from verdraft.spec.hindsight import LabelledState
 from verdraft.spec.learning import OnlineLearner
 from verdraft.spec.predictor import PayoffPredictor, load_predictor, new_predictor
-from verdraft.spec.spending import CostTable
+from verdraft.spec.spending import CostTable, Reading
 
 PROMPT = list(range(5, 25))
 START = new_predictor(np.random.default_rng(0), hidden=16)
@@ -64,6 +64,17 @@ def test_drafts_are_judged_verified_or_not(make_engine, drain, make_request):
     assert counters.predictor.predicted_tokens == pytest.approx(sum(state.predicted for state in found))
     assert counters.predictor.high_came == sum(state.accepted >= 6 for state in found) > 0
     assert max(state.accepted for state in found) == max(state.drafted for state in found)
+
+
+def test_drafts_grow_where_reading_the_context_makes_passes_long(make_engine, drain, make_request):
+    """Rows too dear to verify a draft are not, beside a pass that takes long anyway."""
+    engine = make_engine(num_blocks=256)
+    engine.drafting.costs = CostTable((1, 2), (1.0, 9.0))
+    without = again_and_again(engine, drain, make_request)
+    assert engine.counters().spec["suffix"].num_draft_tokens == 0
+    engine.drafting.reading = Reading(sequence=10.0)
+    assert again_and_again(engine, drain, make_request) == without
+    assert engine.counters().spec["suffix"].num_accepted_tokens > 0
 
 
 def right(rng: np.random.Generator) -> LabelledState:

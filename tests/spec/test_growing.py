@@ -10,7 +10,7 @@ from verdraft.spec.calibration import Calibration
 from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.growing import Branch, Growing
 from verdraft.spec.payback import Payback
-from verdraft.spec.spending import CostTable
+from verdraft.spec.spending import FREE, CostTable
 
 ENDS = frozenset({9})
 PASS = CostTable((1, 8, 16, 64), (30.0, 34.0, 44.0, 98.0))
@@ -73,7 +73,7 @@ def test_a_claim_is_worth_what_such_claims_were_worth() -> None:
 
 
 def test_drafting_takes_longer_by_levels_and_sequences() -> None:
-    costs = EagleCosts(PASS, CHEAP, CHEAP, CHEAP)
+    costs = EagleCosts(CHEAP, CHEAP, CHEAP)
     assert costs.drafting(1, 1, 1) == 2.0
     assert costs.drafting(0.5, 1, 1) == 2.0  # whoever drafts at all takes the first level
     assert costs.drafting(3, 1, 1) == 6.0
@@ -81,12 +81,12 @@ def test_drafting_takes_longer_by_levels_and_sequences() -> None:
 
 
 def test_what_drafting_really_takes_is_learned() -> None:
-    costs = EagleCosts(PASS, CHEAP, CHEAP, CHEAP)
+    costs = EagleCosts(CHEAP, CHEAP, CHEAP)
     for _ in range(200):
         costs = costs.seen(3, 1, 1, seconds=12.0)
     assert costs.drafting(3, 1, 1) == pytest.approx(12.0, rel=0.01)
-    assert costs.worth_growing([0.13], 1.0, 1) == [False]  # it was worth it at the first price
-    assert EagleCosts(PASS, CHEAP, CHEAP, CHEAP).worth_growing([0.13], 1.0, 1) == [True]
+    assert costs.worth_growing([0.13], 1.0, 1, PASS) == [False]  # it was worth it at the first price
+    assert EagleCosts(CHEAP, CHEAP, CHEAP).worth_growing([0.13], 1.0, 1, PASS) == [True]
     assert EagleCosts().seen(3, 1, 1, seconds=1.0) == EagleCosts()  # nothing was measured, so all is free
 
 
@@ -102,8 +102,8 @@ def test_a_payback_follows_what_drafts_bring() -> None:
 
 
 def test_a_level_more_is_for_those_that_hope() -> None:
-    costs = EagleCosts(PASS, CHEAP, CHEAP, CHEAP)
-    assert costs.worth_growing([0.8, 0.001], 2.0, 2) == [True, False]
-    assert costs.worth_growing([0.02], 1.0, 1) == [False]
-    assert EagleCosts(PASS, DEAR, DEAR, DEAR).worth_growing([0.8], 1.0, 1) == [False]
-    assert EagleCosts().worth_growing([0.01], 1.0, 1) == [True]  # nothing costs anything
+    costs = EagleCosts(CHEAP, CHEAP, CHEAP)
+    assert costs.worth_growing([0.8, 0.001], 2.0, 2, PASS) == [True, False]
+    assert costs.worth_growing([0.02], 1.0, 1, PASS) == [False]
+    assert EagleCosts(DEAR, DEAR, DEAR).worth_growing([0.8], 1.0, 1, PASS) == [False]
+    assert EagleCosts().worth_growing([0.01], 1.0, 1, FREE) == [True]  # nothing costs anything

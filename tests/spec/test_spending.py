@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verdraft.spec.spending import FREE, CostTable, spend
+from verdraft.spec.spending import FREE, CostTable, Reading, spend
 
 LINEAR = CostTable((1, 2), (1.0, 2.0))  # a second row costs as much as the first
 LAPTOP = CostTable((1, 8, 16, 64), (30.0, 34.0, 44.0, 98.0))
@@ -43,6 +43,21 @@ def test_a_steep_step_is_taken_when_what_lies_behind_it_is_flat() -> None:
     assert spend([draft[:5]], 1, stairs) == [3]
     assert stairs.least_more(2) == 0.0
     assert stairs.least_more(20) == 1.25
+
+
+def test_every_sequence_reads_its_context_once_and_its_rows_add_little() -> None:
+    reading = Reading(sequence=0.01, row=0.001, context=100)
+    assert reading.costs(LAPTOP, [100]).of(8) == LAPTOP.of(8)
+    costs = reading.costs(LAPTOP, [300, 700])
+    assert costs.of(8) == pytest.approx(LAPTOP.of(8) + 0.01 * 900 + 0.001 * 400 * 8)
+    assert costs.least_more(1) == pytest.approx(LAPTOP.least_more(1) + 0.001 * 400)
+
+
+def test_drafts_grow_where_passes_are_dear_anyway() -> None:
+    draft, reading = [0.5, 0.2, 0.1], Reading(sequence=0.01, context=100)
+    lengths = [spend([draft] * 8, 8, reading.costs(LAPTOP, [context] * 8))[0] for context in (10, 1000, 10_000)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
 
 
 @given(st.lists(st.lists(st.floats(0.01, 1.0), max_size=6), min_size=1, max_size=6))
