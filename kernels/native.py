@@ -37,7 +37,7 @@ SIGNATURES: Final = {
     "verdraft_layers": (_P, _I, _P, _P, _P, _P, _P),
     "verdraft_drafter": (_P, _P, _P, _P, _P, _P, _P),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
-    "verdraft_contenders": (_I, _I, _I, _P, _I, _F, _D, _P, _I),
+    "verdraft_contenders": (_I, _I, _I, _P, _P, _I, _D, _D, _I, _D, _D, _P, _I),
 }
 
 
@@ -238,12 +238,19 @@ class NativeOps:
         return out
 
     def contenders(
-        self, seed: int, choice: int, position: int, row: NDArray[np.float32], highest: float, temperature: float
+        self,
+        draw: tuple[int, int, int],
+        row: NDArray[np.float32],
+        exact: NDArray[np.float64] | None,
+        highest: float,
+        temperature: float,
+        limits: tuple[int, float, float],
     ) -> IntArray | None:
         """See noise.Contenders."""
         row, out = np.ascontiguousarray(row, np.float32), np.empty(64, np.int64)
+        values = None if exact is None else exact.ctypes.data
         count = self._contenders(
-            seed, choice, position, row.ctypes.data, row.size, highest, temperature, out.ctypes.data, out.size
+            *draw, row.ctypes.data, values, row.size, highest, temperature, *limits, out.ctypes.data, out.size
         )
         return out[:count] if count >= 0 else None
 

@@ -31,11 +31,18 @@ class PhiloxBlocks(Protocol):
 
 
 class Contenders(Protocol):
-    """Tokens, ascending, one of which has the largest (row - highest) / temperature + noise of a row [V], in exact
-    arithmetic or in this module's; None: too many are near. `highest` is the row's largest, finite."""
+    """Tokens, ascending, one of which has the largest (logit - highest) / temperature + noise of what `limits` leave of
+    a row [V], in exact arithmetic or in sampling.py's; None: too close to call. `highest` is the row's largest, finite;
+    `row` is near `exact` if that is given."""
 
     def __call__(
-        self, seed: int, choice: int, position: int, row: NDArray[np.float32], highest: float, temperature: float
+        self,
+        draw: tuple[int, int, int],  # seed, choice, position
+        row: NDArray[np.float32],
+        exact: NDArray[np.float64] | None,
+        highest: float,
+        temperature: float,
+        limits: tuple[int, float, float],  # top_k, 0: off; top_p, 1: off; the least score, -infinity: off
     ) -> IntArray | None: ...
 
 

@@ -16,6 +16,7 @@ Scores = NDArray[np.float64]
 LOGPROB_FLOOR = -9999.0
 _HUGE = 1e300  # keeps extreme penalties finite, so that they never look like a mask
 _FIRST = 128  # likeliest tokens, looked at before all others, of which about V / 128 at most can then still win
+_MOST = 1e30  # of a logit that the quick way can deal with
 _SLACK = 1e-9  # far above the rounding of a score, far below the gaps that matter
 
 
@@ -128,9 +129,12 @@ def choose_token(
     `banned` ids are impossible (min_tokens), and so is every token where `mask` [V] is False (grammar).
     Raises BadLogits for NaN or +infinity, AllTokensMasked when nothing is left.
     """
-    if params.plain_noisy and not banned and mask is None and (token := _quick_token(row, params, noise)) is not None:
+    raw = not (params.uses_history or params.logit_bias or banned) and mask is None
+    scores = None if raw else processed(row, params, history, banned, mask)
+    if params.temperature > 0.0 and (token := _quick_token(row, scores, params, noise)) is not None:
         return token
-    scores = processed(row, params, history, banned, mask)
+    if scores is None:
+        scores = row.astype(np.float64)
     best = int(scores.argmax())  # the lowest id of equals
     highest = float(scores[best])
     _require_finite(row, highest)
@@ -143,17 +147,23 @@ def choose_token(
     return _noisy_argmax(*kept_tokens(scores, params), noise)
 
 
-def _quick_token(row: Row, params: LogitParams, noise: Noise) -> int | None:
-    """choose_token where nothing but a temperature shapes the row; None: not the quick way."""
+def _quick_token(row: Row, exact: Scores | None, params: LogitParams, noise: Noise) -> int | None:
+    """choose_token at a temperature, of the row or what it was processed to; None: not the quick way."""
     if noise.contenders is None:
         return None
-    highest = float(row.max())
-    _require_finite(row, highest)
-    tokens = noise.contenders(noise.seed, noise.choice, noise.position, row, highest, params.temperature)
+    highest = float((row if exact is None else exact).max())
+    if not -_MOST < highest < _MOST:  # where something is wrong, too
+        return None
+    if exact is not None:
+        with np.errstate(over="ignore"):
+            row = exact.astype(np.float32)
+    limits = (params.top_k, params.top_p, math.log(params.min_p) if params.min_p > 0.0 else -math.inf)
+    draw = (noise.seed, noise.choice, noise.position)
+    tokens = noise.contenders(draw, row, exact, highest, params.temperature, limits)
     if tokens is None or tokens.size == 1:
         return None if tokens is None else int(tokens[0])
     with np.errstate(over="ignore"):
-        scores = (row[tokens].astype(np.float64) - highest) / params.temperature
+        scores = ((row if exact is None else exact)[tokens].astype(np.float64) - highest) / params.temperature
     return int(tokens[np.argmax(scores + noise.gumbel(tokens))])
 
 

@@ -365,43 +365,97 @@ def test_what_leads_of_few_tokens_is_what_leads_of_all() -> None:
         assert few[1] == pytest.approx(all_of_them[1])
 
 
+def odd_row(rng: np.random.Generator, size: int) -> Row:
+    """Flat, peaked, with ties and impossible tokens."""
+    row = (rng.standard_normal(size) * rng.choice([0.0, 0.1, 3.0, 100.0])).astype(np.float32)
+    if rng.random() < 0.3:
+        row = row.round()
+    row[rng.random(size) < rng.choice([0.0, 0.5])] = rng.choice([-np.inf, 2.0])
+    row[rng.integers(size)] = rng.choice([0.0, 15.0, 1e30])
+    return row
+
+
+def odd_params(rng: np.random.Generator) -> LogitParams:
+    """Any temperature; each of the others about every second time."""
+    share = 10.0 ** -rng.integers(1, 17)
+    return LogitParams(
+        temperature=float(rng.choice([1e-300, 1e-4, 0.3, 1.0, 1.7, 1e4])),
+        top_k=int(rng.choice([0, 0, 0, 1, 2, 20, 1000])),
+        top_p=float(rng.choice([1.0, 1.0, 0.95, 0.5, share, 1.0 - share])),
+        min_p=float(rng.choice([0.0, 0.0, 0.05, 1e-9, 1.0])),
+        repetition_penalty=float(rng.choice([1.0, 1.0, 1.3, 1e-308])),
+        frequency_penalty=float(rng.choice([0.0, 0.0, 0.3])),
+        logit_bias={0: float(rng.choice([-100.0, 3.0]))} if rng.random() < 0.2 else {},
+    )
+
+
 def test_the_quick_way_finds_the_token_of_the_plain_one(native: NativeOps) -> None:
-    """Rows of odd lengths, flat, peaked, with ties and impossible tokens, at any temperature."""
-    contenders, rng = native.contenders, np.random.default_rng(5)
-    for i in range(1500):
+    """Rows of odd lengths, and whatever shapes them."""
+    rng, num_quick = np.random.default_rng(5), 0
+    for i in range(3000):
         size = int(rng.choice([1, 2, 7, 15, 16, 17, 95, 96, 97, 200, 3000]))
-        row = (rng.standard_normal(size) * rng.choice([0.0, 0.1, 3.0, 100.0])).astype(np.float32)
-        row[rng.random(size) < rng.choice([0.0, 0.5])] = rng.choice([-np.inf, 2.0])
-        row[rng.integers(size)] = rng.choice([0.0, 15.0, 1e30])
-        params = LogitParams(temperature=float(rng.choice([1e-300, 1e-4, 0.3, 1.0, 1.7, 1e4])))
+        row, params = odd_row(rng, size), odd_params(rng)
+        history = history_of(params, rng.integers(0, size, 5).tolist(), rng.integers(0, size, 9).tolist())
+        mask = rng.random(size) < 0.8 if rng.random() < 0.2 else None
+        banned = [int(row.argmax())] if rng.random() < 0.2 else None
         seed, choice, position = int(rng.integers(-(2**63), 2**63)), i % 3, int(rng.integers(2**32))
+        asked: list[object] = []
+
+        def contenders(*about: Any, asked: list[object] = asked) -> Any:
+            asked.append(native.contenders(*about))
+            return asked[-1]
+
         plain, quick = Noise(seed, choice, position), Noise(seed, choice, position, contenders=contenders)
-        expected, found = (choose_token(row, params, NONE, None, noise) for noise in (plain, quick))
-        assert found == expected, (size, params.temperature)
+        expected, found = (outcome(row, params, history, banned, noise, mask) for noise in (plain, quick))
+        assert found == expected, (size, params)
+        num_quick += bool(asked) and asked[0] is not None
+    assert num_quick > 1000
 
 
-def test_the_quick_way_over_whole_vocabularies(native: NativeOps) -> None:
-    contenders, rng = native.contenders, np.random.default_rng(6)
-    for position in range(200):
+def outcome(row: Row, *given: Any) -> int | str:
+    """The token, or which error it is."""
+    try:
+        return choose_token(row, *given)
+    except (AllTokensMasked, BadLogits) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 50, "top_p": 0.8}, {"min_p": 0.02}, {"frequency_penalty": 0.3}],
+)
+def test_the_quick_way_over_whole_vocabularies(native: NativeOps, fields: dict[str, Any]) -> None:
+    contenders, rng, params = native.contenders, np.random.default_rng(6), LogitParams(temperature=0.8, **fields)
+    for position in range(60):
         row = (rng.standard_normal(49152) * rng.choice([0.0, 1.0, 3.0])).astype(np.float32)
+        history = history_of(params, [], rng.integers(0, 49152, 100).tolist())
         noises = Noise(9, 0, position), Noise(9, 0, position, contenders=contenders)
-        plain, quick = (choose_token(row, LogitParams(), NONE, None, noise) for noise in noises)
+        plain, quick = (choose_token(row, params, history, None, noise) for noise in noises)
         assert plain == quick
 
 
-def test_the_quick_way_is_not_taken_where_more_shapes_the_row() -> None:
+@pytest.mark.parametrize("kind", ["halves", "equal"])
+def test_the_quick_way_where_the_mass_just_reaches_the_nucleus(native: NativeOps, kind: str) -> None:
+    """Shares that are the masses themselves, and one rounding beside them: the definition's own sums decide."""
+    rng = np.random.default_rng(7)
+    for position in range(200):
+        row = np.log(np.exp2(rng.integers(0, 4 if kind == "halves" else 1, 300))).astype(np.float32)
+        weights = np.sort(np.exp(scores_of(row)))[::-1]
+        share = float(np.cumsum(weights)[rng.integers(300)] / weights.sum())
+        for top_p in (np.nextafter(share, 0), share, np.nextafter(share, 1)):
+            noises = Noise(position, 0, 0), Noise(position, 0, 0, contenders=native.contenders)
+            plain, quick = (choose_token(row, LogitParams(top_p=float(top_p)), NONE, None, noise) for noise in noises)
+            assert plain == quick
+
+
+def test_the_quick_way_is_for_temperatures_alone() -> None:
     asked = []
 
     def quick(*words: object) -> Any:
         asked.append(words)
-        return np.arange(4)
 
-    noise, row, every = Noise(1, 0, 0, contenders=quick), row_of([1, 2, 3, 2]), np.ones(4, bool)
-    for fields in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}, {"logit_bias": {1: 9.0}}, {"presence_penalty": 1.0}):
-        choose_token(row, LogitParams(**fields), history_of(LogitParams(**fields), [1], [2]), None, noise)
-    choose_token(row, LogitParams(), NONE, [2], noise)
-    choose_token(row, LogitParams(), NONE, None, noise, every)
-    choose_token(row, LogitParams(temperature=0.0), NONE, None, noise)
+    noise = Noise(1, 0, 0, contenders=quick)
+    choose_token(row_of([1, 2, 3, 2]), LogitParams(temperature=0.0, logit_bias={1: 9.0}), NONE, None, noise)
     assert not asked
 
 
