@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -80,6 +81,7 @@ async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Servi
     serving = asyncio.create_task(server.serve([sock]))
     try:
         service = await _in_passing_thread(load)
+        keep_for_good()
         await service.start()
         lifecycle.ready(service)
         _announce(service, sock)
@@ -89,6 +91,16 @@ async def _run(settings: Settings, sock: socket.socket, load: Callable[[], Servi
         await serving
         await asyncio.to_thread(tracer.close)
         on_stop_signals(exit_now)  # the loop ends and will take no more calls
+
+
+def keep_for_good() -> None:
+    """What is there now stays: no collection of garbage looks at it again.
+
+    It is hundreds of thousands of objects, most of them torch's. All threads of Python wait while they are looked at: a
+    tenth of a second and more, in the middle of a step.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def _until_drained(service: Service, lifecycle: Lifecycle[Service], drain_timeout: float) -> None:

@@ -65,6 +65,16 @@ def test_head_is_get_without_a_body(client: httpx.Client, path: str) -> None:
     assert head.content == b""
 
 
+def test_no_collection_of_garbage_looks_at_what_was_loaded(launch: Launch) -> None:
+    """It took a tenth of a second each time, in which no thread of Python ran."""
+    count = "import gc, verdraft.server.cli as cli; cli.main(); print('kept', gc.get_freeze_count())"
+    server = launch(python=["-c", count]).wait_ready()
+    assert server.stop() == 0
+    kept = re.search(r"kept (\d+)", server.log.read_text())
+    assert kept is not None
+    assert int(kept[1]) > 50_000
+
+
 def test_an_unknown_variable_is_in_the_log(launch: Launch) -> None:
     log = launch("--port", "0", VERDRAFT_API_KEYS="sk-x").wait_ready().log.read_text()
     assert "VERDRAFT_API_KEYS: there is no such setting; the nearest is VERDRAFT_API_KEY" in log
