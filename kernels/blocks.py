@@ -15,7 +15,8 @@ from torch import Tensor
 from verdraft.kernels.base import KernelUnavailable
 
 Bits: TypeAlias = Literal[4, 8]
-Quantization: TypeAlias = Literal["auto", "none", "int8", "int4"]
+Quantization: TypeAlias = Literal["auto", "none", "int8", "int4"]  # of weights
+Activations: TypeAlias = Literal["float", "int8"]  # what a product's inputs are rounded to
 
 GROUP = 32
 _ROWS = 4096  # outputs quantised together, to save memory
@@ -38,20 +39,16 @@ class Blocks:
         return weight.flatten(1)[:, : self.ins]
 
     def panels(self, width: int, quads: bool = False) -> Tensor:
-        """uint8 [panels, groups, bytes] as quantized.cpp reads them, or rounded.cpp, which wants 8 bits and four inputs
-        of an output side by side: `quads`. The outputs are filled up to whole panels."""
+        """uint8 [panels, groups, bytes] as quantized.cpp reads them, or rounded.cpp, which wants four inputs of an
+        output side by side: `quads`. The outputs are filled up to whole panels."""
         halves = [self.scale, self.minimum] if self.bits == 4 else [self.scale]
         parts = [_by_panel(half, width).transpose(1, 2).contiguous().view(torch.uint8) for half in halves]
         q = _by_panel(self.q, width)  # [panels, width, groups, 32]
         if self.bits == 4:
-            words = (q[..., 0::2] | q[..., 1::2] << 4).view(*q.shape[:3], 4, 4)  # four, of eight inputs each
-            parts.append(words.permute(0, 2, 3, 1, 4).flatten(2))
-        elif quads:
-            four = q.reshape(*q.shape[:3], -1, 4).permute(0, 2, 3, 1, 4)
-            parts.append(four.contiguous().view(torch.uint8).flatten(2))
-        else:
-            parts.append(q.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
-        return torch.cat(parts, 2)
+            q = q[..., :16] | q[..., 16:] << 4 if quads else q[..., 0::2] | q[..., 1::2] << 4
+        unit = 4 if quads or self.bits == 4 else 1  # bytes of an output side by side
+        words = q.reshape(*q.shape[:3], -1, unit).permute(0, 2, 3, 1, 4)
+        return torch.cat([*parts, words.contiguous().view(torch.uint8).flatten(2)], 2)
 
 
 def choose_blocks(weight: Tensor, quantization: Quantization) -> Blocks | None:

@@ -11,7 +11,7 @@ import torch
 
 from verdraft.kernels import torch_sampling
 from verdraft.kernels.base import Kernels, KernelUnavailable
-from verdraft.kernels.blocks import Quantization
+from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.draws import Sampler
@@ -33,9 +33,11 @@ class Wish:
     dtype: torch.dtype
     quantization: Quantization = "none"
     deterministic: bool = False
+    activations: Activations = "float"
 
     def __str__(self) -> str:
         extras: list[str] = [self.quantization] if self.quantization in ("int8", "int4") else []
+        extras += [f"{self.activations} activations"] if self.activations != "float" else []
         extras += ["deterministic"] if self.deterministic else []
         return " ".join((f"{self.dtype} on {self.device}".removeprefix("torch."), *(f"({extra})" for extra in extras)))
 
@@ -54,13 +56,15 @@ def choose_kernels(
     dtype: torch.dtype,
     quantization: Quantization = "none",
     deterministic: bool = False,
+    activations: Activations = "float",
 ) -> Kernels:
     """The backend called `name`; "auto" takes the first of BACKENDS that can. It packs weights in the bits of
-    `quantization` (kernels/blocks.py); `deterministic` demands one that is exact.
+    `quantization` (kernels/blocks.py) and rounds what meets them to `activations`; `deterministic` demands one that is
+    exact.
 
     Raises KernelUnavailable when an explicit name is unknown or cannot run here, or when no backend can.
     """
-    wish = Wish(device, dtype, quantization, deterministic)
+    wish = Wish(device, dtype, quantization, deterministic, activations)
     if name not in ("auto", *BACKENDS):
         raise KernelUnavailable(f"kernels: expected one of {', '.join(('auto', *BACKENDS))}, got {name!r}")
     reasons = survey(wish)
@@ -124,6 +128,8 @@ def _triton_missing(wish: Wish) -> str | None:
         return "the package triton is not installed"
     if torch.cuda.get_device_capability(wish.device) < (8, 0):
         return "needs a GPU of compute capability 8 or more"
+    if wish.activations != "float":
+        return f"has no product for {wish.activations} activations"
     return "has no product for the quantization int4" if wish.quantization == "int4" else None
 
 
@@ -139,10 +145,12 @@ def _cpu_missing(wish: Wish) -> str | None:
 
 
 def _make_cpu(wish: Wish) -> Kernels:
-    return CpuKernels(quantization=wish.quantization)
+    return CpuKernels(quantization=wish.quantization, activations=wish.activations)
 
 
 def _torch_missing(wish: Wish) -> str | None:
+    if wish.activations != "float":
+        return f"the {wish.activations} activations need the cpu kernels (float32 on the CPU)"
     if wish.quantization in ("int8", "int4"):
         return f"the quantization {wish.quantization} needs the cpu kernels (float32 on the CPU) or, for int8, a GPU's"
     return "its rows depend on what is computed beside them" if wish.deterministic else None

@@ -10,8 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verdraft.kernels.base import Batch, DrafterWeights, FusedDrafter, FusedLayers, LayerForm, LayerWeights
-from verdraft.kernels.blocks import Quantization, choose_blocks, quantize
+from verdraft.kernels.base import (
+    Batch,
+    DrafterWeights,
+    FusedDrafter,
+    FusedLayers,
+    KernelUnavailable,
+    LayerForm,
+    LayerWeights,
+)
+from verdraft.kernels.blocks import Activations, Blocks, Quantization, choose_blocks, quantize
 from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.fused import NativeDrafter, NativeLayers
 from verdraft.kernels.native import NativeOps
@@ -30,10 +38,16 @@ class CpuKernels:
     graphs: bool = False
     exact: bool = True
 
-    def __init__(self, ops: NativeOps | PortableOps | None = None, quantization: Quantization = "none") -> None:
-        """Without `ops`, the native ones if they build here. `quantization` says how weights are packed."""
+    def __init__(
+        self,
+        ops: NativeOps | PortableOps | None = None,
+        quantization: Quantization = "none",
+        activations: Activations = "float",
+    ) -> None:
+        """Without `ops`, the native ones if they build here. `quantization` says how weights are packed, `activations`
+        whether `linear` rounds what it multiplies with them."""
         self._ops: Any = ops or _best_ops()
-        self._quantization = quantization
+        self._quantization, self._activations = quantization, activations
 
     def pool(
         self,
@@ -88,6 +102,8 @@ class CpuKernels:
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
         assert weight.dtype == torch.float32, f"cpu kernels: expected a float32 weight, got {weight.dtype}"
         blocks = choose_blocks(weight, self._quantization)
+        if self._activations == "int8":
+            return self._ops.pack_rounded(_needed(blocks, self._quantization), bias)
         if blocks is None:
             return self._ops.pack(weight, bias)
         packed = self._ops.pack_blocks(blocks, bias)
@@ -109,6 +125,15 @@ class CpuKernels:
 
     def fuse_drafter(self, weights: DrafterWeights, form: LayerForm) -> FusedDrafter | None:
         return NativeDrafter(self._ops.drafter, weights, form) if isinstance(self._ops, NativeOps) else None
+
+
+def _needed(blocks: Blocks | None, quantization: Quantization) -> Blocks:
+    if blocks is None:
+        raise KernelUnavailable(
+            f"activations: int8 multiplies with blocks of 4 or 8 bits only, and quantization: {quantization} leaves "
+            "weights as they are that no such blocks hold exactly; int8 and int4 round them"
+        )
+    return blocks
 
 
 def _best_ops() -> NativeOps | PortableOps:

@@ -96,7 +96,7 @@ class NativeDrafter:
         more = [weights.embedding.data_ptr(), weights.embedding_norm.data_ptr(), final, weights.adds_to_normed]
         self._table = torch.tensor([*_fields(weights.layer), *more])
         self._address = self._table.data_ptr()
-        self._scratch = _floats(weights.layer, form) + 2 * fields(weights.layer.output)[5]
+        self._scratch = _floats(weights.layer, form) + 2 * fields(weights.layer.output)[-1]
 
     def __call__(self, features: Tensor, ids: Tensor, batch: Batch, layer_kv: NativeKV) -> Tensor:
         form = self._form
@@ -120,7 +120,7 @@ class NativeDrafter:
 
 def _floats(layer: LayerWeights, form: LayerForm) -> int:
     """What a token of verdraft_layers needs of scratch."""
-    qkv, output, up = fields(layer.qkv)[5], fields(layer.output)[5], fields(layer.up)[5]
+    qkv, output, up = fields(layer.qkv)[-1], fields(layer.output)[-1], fields(layer.up)[-1]
     return 3 * output + qkv + form.num_heads * form.head_dim + 3 * up // 2
 
 

@@ -10,9 +10,10 @@ namespace {
 
 constexpr int64_t kFieldsOfKV = 5;  // of a layer's pages, see attention.cpp
 
-// A packed weight: panels of product.cpp, blocks of quantized.cpp, both with equal bits, or a drafter's blocks.
+// A packed weight: panels of product.cpp, blocks of quantized.cpp, both with equal bits, or blocks of rounded.cpp.
 struct Linear {
-  int64_t bits;           // of the blocks; 0: they are for rounded.cpp
+  int64_t rounds;         // 1: the blocks are for rounded.cpp
+  int64_t bits;           // of the blocks
   const uint8_t* blocks;  // or null
   const float* panels;    // or null
   const float* bias;      // or null
@@ -20,8 +21,8 @@ struct Linear {
 
   // Up to `few` rows read the blocks where there is a choice.
   void operator()(const float* x, float* out, int64_t rows, int64_t few) const {
-    if (blocks && !bits)
-      verdraft_rounded_linear(x, ins, blocks, bias, out, rows, ins, outs);
+    if (rounds)
+      verdraft_rounded_linear(bits, x, ins, blocks, bias, out, rows, ins, outs);
     else if (blocks && (!panels || rows <= few))
       verdraft_block_linear(bits, x, ins, blocks, bias, out, rows, ins, outs);
     else
@@ -33,7 +34,7 @@ struct Layer {  // as fused.py lays it out
   const float *attention_norm, *q_norm, *k_norm, *mlp_norm;  // those of the heads may be null
   Linear qkv, output, up, down;
 };
-static_assert(sizeof(Layer) == 28 * sizeof(int64_t));
+static_assert(sizeof(Layer) == 32 * sizeof(int64_t));
 
 void add(float* x, const float* y, int64_t rows, int64_t width) {
   for_rows(rows, width, [&](int64_t r) {

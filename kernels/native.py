@@ -19,7 +19,7 @@ from verdraft.kernels.blocks import Blocks
 from verdraft.kernels.build import NativeUnavailable
 from verdraft.kernels.hugepages import HugePages
 from verdraft.kernels.noise import IntArray, Words
-from verdraft.kernels.packed import NativeBlocks, NativeLinear, NativeRounded
+from verdraft.kernels.packed import NativeBlocks, NativeLinear
 
 _LONG: Final = 1 << 24  # multiplications of a product that takes some tenths of a millisecond
 _P, _I, _F, _D = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_double
@@ -33,7 +33,7 @@ SIGNATURES: Final = {
     "verdraft_silu_mul": (_P, _I, _P, _I, _I),
     "verdraft_linear": (_P, _I, _P, _P, _P, _I, _I, _I),
     "verdraft_block_linear": (_I, _P, _I, _P, _P, _P, _I, _I, _I),
-    "verdraft_rounded_linear": (_P, _I, _P, _P, _P, _I, _I, _I),
+    "verdraft_rounded_linear": (_I, _P, _I, _P, _P, _P, _I, _I, _I),
     "verdraft_layers": (_P, _I, _P, _P, _P, _P, _P),
     "verdraft_drafter": (_P, _P, _P, _P, _P, _P, _P),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
@@ -72,10 +72,10 @@ class NativeOps:
         self._layer_norm = _function(held, "verdraft_layer_norm")
         self._silu_mul = _function(held, "verdraft_silu_mul")
         self._linear, self._long_linear = _function(held, "verdraft_linear"), _function(released, "verdraft_linear")
-        self._block_linear = _function(held, "verdraft_block_linear")
-        self._long_block_linear = _function(released, "verdraft_block_linear")
-        self._rounded_linear = _function(held, "verdraft_rounded_linear")
-        self._long_rounded_linear = _function(released, "verdraft_rounded_linear")
+        self._block_linears, self._rounded_linears = (
+            (_function(held, name), _function(released, name))
+            for name in ("verdraft_block_linear", "verdraft_rounded_linear")
+        )
         self.layers, self.drafter = _function(released, "verdraft_layers"), _function(released, "verdraft_drafter")
         self._philox = _function(held, "verdraft_philox")
         self._contenders = _function(held, "verdraft_contenders")
@@ -177,23 +177,21 @@ class NativeOps:
         return NativeLinear(panels, None if bias is None else bias.contiguous(), outs)
 
     def pack_blocks(self, blocks: Blocks, bias: Tensor | None) -> NativeBlocks:
-        outs, source = blocks.q.shape[0], blocks.panels(self._panel_width)
+        return self._pack(blocks, bias, rounds=False)
+
+    def pack_rounded(self, blocks: Blocks, bias: Tensor | None) -> NativeBlocks:
+        return self._pack(blocks, bias, rounds=True)
+
+    def _pack(self, blocks: Blocks, bias: Tensor | None, rounds: bool) -> NativeBlocks:
+        outs, source = blocks.q.shape[0], blocks.panels(self._panel_width, quads=rounds)
+        panels = self._weights.zeros(*source.shape[:2], source.shape[2] // 4).view(torch.uint8).copy_(source)
         bias = None if bias is None else bias.contiguous()
-        return NativeBlocks(self._uint8(source), bias, blocks.ins, outs, blocks.bits, 1 + _LONG // (blocks.ins * outs))
+        long_rows = 1 + (4 if rounds else 1) * _LONG // (blocks.ins * outs)
+        return NativeBlocks(panels, bias, blocks.ins, outs, blocks.bits, rounds, long_rows)
 
-    def pack_rounded(self, blocks: Blocks, bias: Tensor | None) -> NativeRounded:
-        outs, source = blocks.q.shape[0], blocks.panels(self._panel_width, quads=True)
-        bias = None if bias is None else bias.contiguous()
-        return NativeRounded(self._uint8(source), bias, blocks.ins, outs, 1 + 4 * _LONG // (blocks.ins * outs))
-
-    def _uint8(self, panels: Tensor) -> Tensor:
-        return self._weights.zeros(*panels.shape[:2], panels.shape[2] // 4).view(torch.uint8).copy_(panels)
-
-    def linear(self, x: Tensor, packed: NativeLinear | NativeBlocks | NativeRounded) -> Tensor:
+    def linear(self, x: Tensor, packed: NativeLinear | NativeBlocks) -> Tensor:
         if isinstance(packed, NativeBlocks):
             return self._linear_blocks(x, packed)
-        if isinstance(packed, NativeRounded):
-            return self._linear_rounded(x, packed)
         panels, (rows, ins) = packed.panels, x.shape
         assert ins == panels.shape[1], f"x: expected {panels.shape[1]} inputs, got {ins}"
         out = x.new_empty((rows, packed.outs))
@@ -206,7 +204,8 @@ class NativeOps:
         rows, ins = x.shape
         assert ins == packed.ins, f"x: expected {packed.ins} inputs, got {ins}"
         out = x.new_empty((rows, packed.outs))
-        call = self._long_block_linear if rows >= packed.long_rows else self._block_linear
+        short, long = self._rounded_linears if packed.rounds else self._block_linears
+        call = long if rows >= packed.long_rows else short
         bias = None if packed.bias is None else packed.bias.data_ptr()
         call(
             packed.bits,
@@ -219,15 +218,6 @@ class NativeOps:
             ins,
             packed.outs,
         )
-        return out
-
-    def _linear_rounded(self, x: Tensor, packed: NativeRounded) -> Tensor:
-        rows, ins = x.shape
-        assert ins == packed.ins, f"x: expected {packed.ins} inputs, got {ins}"
-        out = x.new_empty((rows, packed.outs))
-        call = self._long_rounded_linear if rows >= packed.long_rows else self._rounded_linear
-        bias = None if packed.bias is None else packed.bias.data_ptr()
-        call(x.data_ptr(), _stride(x), packed.panels.data_ptr(), bias, out.data_ptr(), rows, ins, packed.outs)
         return out
 
     def philox_blocks(self, seed: int, choice: int, position: int, blocks: Words) -> Words:

@@ -8,8 +8,8 @@ void verdraft_linear(const float* x, int64_t x_stride, const float* panels, cons
                      int64_t outs);
 void verdraft_block_linear(int64_t bits, const float* x, int64_t x_stride, const uint8_t* panels, const float* bias, float* out,
                            int64_t rows, int64_t ins, int64_t outs);
-void verdraft_rounded_linear(const float* x, int64_t x_stride, const uint8_t* panels, const float* bias, float* out, int64_t rows,
-                             int64_t ins, int64_t outs);
+void verdraft_rounded_linear(int64_t bits, const float* x, int64_t x_stride, const uint8_t* panels, const float* bias, float* out,
+                             int64_t rows, int64_t ins, int64_t outs);
 void verdraft_rms_norm(const float* x, int64_t stride, const float* weight, float* out, int64_t rows, int64_t n, float eps);
 void verdraft_rope(float* q, int64_t q_stride, int64_t heads, float* k, int64_t k_stride, int64_t kv_heads, const float* cos,
                    const float* sin, int64_t half, int64_t tokens);

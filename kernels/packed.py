@@ -25,24 +25,14 @@ class NativeLinear:
 
 @dataclass(frozen=True, slots=True)
 class NativeBlocks:
-    """A weight in the panels of quantized.cpp."""
+    """A weight in the panels of quantized.cpp, or of rounded.cpp, which rounds its inputs."""
 
     panels: Tensor  # uint8 [outs / width, groups, bytes]
     bias: Tensor | None  # [outs]
     ins: int
     outs: int
     bits: Bits
-    long_rows: int  # so many rows take some tenths of a millisecond
-
-
-@dataclass(frozen=True, slots=True)
-class NativeRounded:
-    """A drafter's weight in the panels of rounded.cpp."""
-
-    panels: Tensor  # uint8 [outs / width, groups, bytes]
-    bias: Tensor | None  # [outs]
-    ins: int
-    outs: int
+    rounds: bool
     long_rows: int  # so many rows take some tenths of a millisecond
 
 
@@ -54,17 +44,16 @@ class TwoPacks:
     panels: NativeLinear
 
 
-def fields(packed: NativeLinear | NativeBlocks | NativeRounded | TwoPacks) -> list[int]:
-    """Linear of layers.cpp: bits, addresses of blocks, panels and bias, inputs, outputs. `packed` must outlive it."""
+def fields(packed: NativeLinear | NativeBlocks | TwoPacks) -> list[int]:
+    """Linear of layers.cpp: whether inputs are rounded, bits, addresses of blocks, panels and bias, inputs, outputs.
+    `packed` must outlive it."""
     match packed:
         case NativeLinear():
-            bits, blocks, panels = 0, 0, packed.panels.data_ptr()
+            form = [False, 0, 0, packed.panels.data_ptr()]
         case NativeBlocks():
-            bits, blocks, panels = packed.bits, packed.panels.data_ptr(), 0
-        case NativeRounded():
-            bits, blocks, panels = 0, packed.panels.data_ptr(), 0
+            form = [packed.rounds, packed.bits, packed.panels.data_ptr(), 0]
         case TwoPacks():
             of_blocks, of_panels = fields(packed.blocks), fields(packed.panels)
-            return [*of_blocks[:2], of_panels[2], *of_blocks[3:]]
+            return [*of_blocks[:3], of_panels[3], *of_blocks[4:]]
     bias = 0 if packed.bias is None else packed.bias.data_ptr()
-    return [bits, blocks, panels, bias, packed.ins, packed.outs]
+    return [*form, bias, packed.ins, packed.outs]

@@ -4,15 +4,27 @@ Slow but as exact as the native ones: a row is always computed alone, so nothing
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
-from verdraft.kernels.blocks import Blocks
+from verdraft.kernels.blocks import GROUP, Blocks
 from verdraft.kernels.torch_ref import TorchKernels, TorchKV, TorchLinear
 from verdraft.kernels.tree import paths
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBlocks:
+    """A weight in blocks for inputs that are rounded, group by group."""
+
+    q: Tensor  # [groups, 32, outs] whole numbers
+    scale: Tensor  # [groups, outs]
+    minimum: Tensor | None  # [groups, outs]; None for 8 bits
+    bias: Tensor  # [outs]
+    ins: int
 
 
 class PortableOps:
@@ -70,16 +82,43 @@ class PortableOps:
         """Expanded once: the values of the blocks, but the memory of float32."""
         return self.pack(blocks.expand(), bias)
 
-    def pack_rounded(self, blocks: Blocks, bias: Tensor | None) -> TorchLinear:
-        """The inputs stay as they are."""
-        return self.pack_blocks(blocks, bias)
+    def pack_rounded(self, blocks: Blocks, bias: Tensor | None) -> TorchBlocks:
+        minimum = blocks.minimum.t().float().contiguous() if blocks.bits == 4 else None
+        bias = torch.zeros(blocks.q.shape[0]) if bias is None else bias
+        q, scale = blocks.q.permute(1, 2, 0).float().contiguous(), blocks.scale.t().float().contiguous()
+        return TorchBlocks(q, scale, minimum, bias, blocks.ins)
 
-    def linear(self, x: Tensor, packed: TorchLinear) -> Tensor:
+    def linear(self, x: Tensor, packed: TorchLinear | TorchBlocks) -> Tensor:
+        if isinstance(packed, TorchBlocks):
+            return _linear_rounded(x, packed)
         out = x.new_empty((x.shape[0], packed.weight.shape[0]))
         for i in range(x.shape[0]):
             # A copy of the row, because alignment may choose another code path in the library below.
             out[i] = F.linear(x[i : i + 1].clone(), packed.weight, packed.bias)[0]
         return out
+
+
+def _linear_rounded(x: Tensor, packed: TorchBlocks) -> Tensor:
+    """With the bits of rounded.cpp. All rows at once: sums of small whole numbers are exact in any order."""
+    assert x.shape[1] == packed.ins, f"x: expected {packed.ins} inputs, got {x.shape[1]}"
+    whole, scale = _round_inputs(x)
+    sums = scale * whole.sum(-1, keepdim=True)
+    out = packed.bias.repeat(x.shape[0], 1)
+    for group, q in enumerate(packed.q):
+        out += whole[group] @ q * (packed.scale[group] * scale[group])
+        if packed.minimum is not None:
+            out += packed.minimum[group] * sums[group]
+    return out
+
+
+def _round_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127 [groups, T, 32] and what to multiply them with [groups, T, 1], for x [T, ins]. An
+    infinity or a NaN makes that NaN."""
+    groups = F.pad(x, (0, -x.shape[1] % GROUP)).view(x.shape[0], -(-x.shape[1] // GROUP), GROUP).transpose(0, 1)
+    largest = groups.abs().amax(-1, keepdim=True)
+    scale = largest / 127 + (largest - largest)
+    inverse = torch.where(scale >= torch.finfo(torch.float32).tiny, 1 / scale, 0.0)
+    return (groups * inverse).round(), scale
 
 
 def _keys_seen(parents: Sequence[int], q_len: int, k_len: int) -> Sequence[slice | list[int]]:

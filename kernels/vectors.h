@@ -12,6 +12,7 @@
 #include <arm_neon.h>
 #endif
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -108,10 +109,30 @@ inline float sum_lanes(Vec x) {
   return lanes[0];
 }
 
+inline int32_t sum_lanes(IntVec x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(x));
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < L; ++i) sum += x[i];
+  return sum;
+#endif
+}
+
 inline float max_lanes(Vec x) {
   float best = x[0];
   for (int i = 1; i < L; ++i) best = x[i] > best ? x[i] : best;
   return best;
+}
+
+inline int32_t max_lanes(IntVec x) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_epi32(reinterpret_cast<__m512i>(x));
+#else
+  int32_t best = x[0];
+  for (int i = 1; i < L; ++i) best = std::max(best, x[i]);
+  return best;
+#endif
 }
 
 // 2^x, relative error about 1e-7, x clamped to [-100, 126] (no denormals arise); NaN stays NaN.

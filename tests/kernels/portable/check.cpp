@@ -15,7 +15,7 @@ int64_t verdraft_run();
 int64_t verdraft_panel_width();
 void verdraft_linear(const float*, int64_t, const float*, const float*, float*, int64_t, int64_t, int64_t);
 void verdraft_block_linear(int64_t, const float*, int64_t, const uint8_t*, const float*, float*, int64_t, int64_t, int64_t);
-void verdraft_rounded_linear(const float*, int64_t, const uint8_t*, const float*, float*, int64_t, int64_t, int64_t);
+void verdraft_rounded_linear(int64_t, const float*, int64_t, const uint8_t*, const float*, float*, int64_t, int64_t, int64_t);
 void verdraft_attend(const float*, int64_t, float*, int64_t, const int64_t*, const int32_t*, const int32_t*, const int32_t*,
                      const int32_t*, int64_t, int64_t, float);
 void verdraft_write(const float*, int64_t, const float*, int64_t, const int64_t*, const int64_t*, int64_t);
@@ -126,25 +126,59 @@ void check_blocks(int bits, int64_t ins, int64_t outs) {
   });
 }
 
-// Bytes in the order of rounded.cpp, by inputs that are whole numbers and so stay as they are.
-void check_rounded(int64_t ins, int64_t outs) {
-  const int64_t width = verdraft_panel_width(), panels = (outs + width - 1) / width, groups = (ins + 31) / 32, bytes = width * 34;
+// A group of inputs as rounded.cpp rounds it, one number after the other.
+struct RoundedInputs {
+  float scale;
+  int q[32] = {}, sum = 0;
+
+  RoundedInputs(const float* x, int64_t count) {
+    float largest = 0;
+    for (int64_t k = 0; k < count; ++k) largest = std::max(largest, std::abs(x[k]));
+    scale = largest / 127;
+    const float inverse = 1 / scale;
+    for (int64_t k = 0; k < count; ++k) sum += q[k] = static_cast<int>(std::nearbyint(x[k] * inverse));
+  }
+};
+
+// Blocks in the order of rounded.cpp; every processor must find the same bits, those of the plain sum.
+void check_rounded(int bits, int64_t ins, int64_t outs) {
+  const int64_t width = verdraft_panel_width(), panels = (outs + width - 1) / width, groups = (ins + 31) / 32;
+  const int64_t bytes = width * (bits == 4 ? 4 + 16 : 2 + 32);
   std::vector<uint8_t> packed(panels * groups * bytes);
-  Floats weight(outs * ins), x(kRows * ins);
-  for (int64_t i = 0; i < kRows * ins; ++i) x[i] = i % ins % 32 ? static_cast<int>(random_bits() % 255) - 127 : 127;
-  for (int64_t o = 0; o < outs; ++o)
-    for (int64_t k = 0; k < ins; ++k) {
-      uint8_t* group = &packed[(o / width * groups + k / 32) * bytes];
+  const Floats x = normal(kRows * ins), bias = normal(outs);
+  Floats expected(kRows * outs);
+  for (int64_t i = 0; i < kRows * outs; ++i) expected[i] = bias[i % outs];
+  for (int64_t g = 0; g < groups; ++g) {
+    std::vector<RoundedInputs> inputs;
+    for (int64_t r = 0; r < kRows; ++r) inputs.emplace_back(&x[r * ins + g * 32], std::min<int64_t>(32, ins - g * 32));
+    for (int64_t o = 0; o < outs; ++o) {
+      uint8_t* group = &packed[(o / width * groups + g) * bytes];
+      uint16_t* halves = reinterpret_cast<uint16_t*>(group);
       const int64_t lane = o % width;
-      const int q = static_cast<int>(random_bits() % 255) - 127;
-      const uint16_t scale = 0x1c00;  // 2^-8
-      reinterpret_cast<uint16_t*>(group)[lane] = scale;
-      group[2 * width + (k % 32 / 4 * width + lane) * 4 + k % 4] = static_cast<uint8_t>(q);
-      weight[o * ins + k] = half_value(scale) * q;
+      const uint16_t scale = random_bits() % 0x2c00, minimum = random_bits() % 0x2c00 | (random_bits() & 0x8000);
+      halves[lane] = scale;
+      if (bits == 4) halves[width + lane] = minimum;
+      int weights[32];
+      for (int k = 0; k < 32; ++k) {
+        weights[k] = bits == 4 ? random_bits() % 16 : static_cast<int>(random_bits() % 255) - 127;
+        const int64_t byte = (k / 4 % (bits == 4 ? 4 : 8) * width + lane) * 4 + k % 4;
+        group[(bits == 4 ? 4 : 2) * width + byte] |= static_cast<uint8_t>(k < 16 || bits == 8 ? weights[k] : weights[k] << 4);
+      }
+      for (int64_t r = 0; r < kRows; ++r) {
+        const RoundedInputs& own = inputs[r];
+        int sum = 0;
+        for (int k = 0; k < 32; ++k) sum += weights[k] * own.q[k];
+        float& out = expected[r * outs + o];
+        out += static_cast<float>(sum) * (half_value(scale) * own.scale);
+        if (bits == 4) out += half_value(minimum) * (own.scale * static_cast<float>(own.sum));
+      }
     }
-  const Floats bias = normal(outs);
-  check_rows("rounded", outs, products(x, weight, bias, ins, outs), [&](int64_t first, int64_t count, float* out) {
-    verdraft_rounded_linear(&x[first * ins], ins, packed.data(), bias.data(), out, count, ins, outs);
+  }
+  Floats found(kRows * outs);
+  verdraft_rounded_linear(bits, x.data(), ins, packed.data(), bias.data(), found.data(), kRows, ins, outs);
+  require(found == expected, "rounded inputs give the bits of the plain sum", bits, ins);
+  check_rows("rounded", outs, expected, [&](int64_t first, int64_t count, float* out) {
+    verdraft_rounded_linear(bits, &x[first * ins], ins, packed.data(), bias.data(), out, count, ins, outs);
   });
 }
 
@@ -235,7 +269,8 @@ int main() {
     check_linear(ins, outs);
     check_blocks(4, ins, outs);
     check_blocks(8, ins, outs);
-    check_rounded(ins, outs);
+    check_rounded(4, ins, outs);
+    check_rounded(8, ins, outs);
   }
   for (int64_t n : {8, 40, 577}) check_small(n);
   for (int64_t half : {4, 20, 32}) check_rope(half);
