@@ -58,9 +58,11 @@ def run(settings: Settings, load: Callable[[], Service]) -> None:
     """Serve until a signal says stop. `load` runs in a thread; what it raises ends the server."""
     sock = bind(settings)
     allow_files(settings.max_connections + OTHER_FILES)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(settings, sock, load))
-    ignore_stop_signals()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(settings, sock, load))
+    finally:
+        ignore_stop_signals()
 
 
 def allow_files(count: int) -> None:
