@@ -131,12 +131,15 @@ def visible(parents: Sequence[int], q_len: int, k_len: int) -> Tensor:
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tensor:
     """One sequence: q [q, heads, dim] over k, v [k, kv_heads, dim], as far as mask [q, k] allows; returns like q."""
+    # A weight of 0 does not keep NaN or infinity out of a sum: both leave it, and the rows that see one get NaN.
+    finite = k.isfinite() & v.isfinite()
     out = F.scaled_dot_product_attention(
         q.transpose(0, 1).unsqueeze(0),
-        k.transpose(0, 1).unsqueeze(0),
-        v.transpose(0, 1).unsqueeze(0),
+        k.where(finite, 0.0).transpose(0, 1).unsqueeze(0),
+        v.where(finite, 0.0).transpose(0, 1).unsqueeze(0),
         attn_mask=mask,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out.squeeze(0).transpose(0, 1)
+    spoilt = (mask & ~finite.flatten(1).all(1)).any(1)
+    return out.squeeze(0).transpose(0, 1).masked_fill(spoilt[:, None, None], float("nan"))

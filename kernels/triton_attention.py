@@ -87,12 +87,18 @@ def _attend(
         shared = before + last + 1  # keys that lie at their positions for all queries here
         if TREE and tl.max((position != place).to(tl.int32)) > 0:
             shared = before // BLOCK_K * BLOCK_K
-        for start in range(0, shared, BLOCK_K):
+        edge = tl.minimum(shared, (before + first + 1) // BLOCK_K * BLOCK_K)  # keys that all queries here see
+        for start in range(0, edge, BLOCK_K):
             key = start + tl.arange(0, BLOCK_K)
-            keys = _load_keys(k, table, key, key < k_len, head, KV_HEADS, DIM, WIDTH, PAGE)
-            values = _load_keys(v, table, key, key < k_len, head, KV_HEADS, DIM, WIDTH, PAGE)
+            keys, values = _load_tile(k, v, table, key, key < k_len, head, KV_HEADS, DIM, WIDTH, PAGE)
             seen = key[None, :] <= position[:, None]
             top, total, acc = _fold(rows, keys, values, seen, scale, top, total, acc)
+
+        for start in range(edge, shared, BLOCK_K):
+            key = start + tl.arange(0, BLOCK_K)
+            keys, values = _load_tile(k, v, table, key, key < k_len, head, KV_HEADS, DIM, WIDTH, PAGE)
+            seen = key[None, :] <= position[:, None]
+            top, total, acc = _fold_edge(rows, keys, values, seen, scale, top, total, acc)
 
         if TREE and shared <= before:
             # Each query on its own, its ancestors' keys put at their positions: the sums of the chain that they are.
@@ -101,8 +107,7 @@ def _attend(
                 for start in range(shared, end, BLOCK_K):
                     key = start + tl.arange(0, BLOCK_K)
                     where = _path_places(positions + begin, parents + begin, leaf, before, key)
-                    keys = _load_keys(k, table, where, key < end, head, KV_HEADS, DIM, WIDTH, PAGE)
-                    values = _load_keys(v, table, where, key < end, head, KV_HEADS, DIM, WIDTH, PAGE)
+                    keys, values = _load_tile(k, v, table, where, key < end, head, KV_HEADS, DIM, WIDTH, PAGE)
                     seen = mine[:, None] & (key[None, :] < end)
                     new_top, new_total, new_acc = _fold(rows, keys, values, seen, scale, top, total, acc)
                     top = tl.where(mine, new_top, top)
@@ -125,15 +130,16 @@ def _block_of(cu_q, num_rows, block, ROWS: tl.constexpr, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(
-    x, table, place, wanted, head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr
+def _load_tile(
+    k, v, table, place, wanted, head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr
 ):
-    """Keys or values [BLOCK_K, WIDTH] at places of the context; zero where not wanted, whatever lies there."""
+    """Keys and values [BLOCK_K, WIDTH] at places of the context; zero where not wanted, whatever lies there."""
     dim = tl.arange(0, WIDTH)
     page = tl.load(table + place // PAGE, mask=wanted, other=0).to(tl.int64)
     slot = page * PAGE + place % PAGE
     at = slot[:, None] * (KV_HEADS * DIM) + head + dim[None, :]
-    return tl.load(x + at, mask=wanted[:, None] & (dim[None, :] < DIM), other=0.0)
+    inside = wanted[:, None] & (dim[None, :] < DIM)
+    return tl.load(k + at, mask=inside, other=0.0), tl.load(v + at, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -145,6 +151,16 @@ def _fold(q, k, v, seen, scale, top, total, acc):
     shrink = tl.exp2(top - new_top)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return new_top, total * shrink + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def _fold_edge(q, k, v, seen, scale, top, total, acc):
+    """The same where not every query sees every key. A weight of 0 does not keep NaN or infinity out of a sum, so such
+    values leave it for all queries, and those that see one get NaN."""
+    finite = tl.abs(v) < float("inf")
+    spoilt = seen & (tl.min(finite.to(tl.int32), 1) == 0)[None, :]
+    top, total, acc = _fold(q, k, tl.where(finite, v, 0.0), seen, scale, top, total, acc)
+    return top, tl.where(tl.max(spoilt.to(tl.int32), 1) > 0, float("nan"), total), acc
 
 
 @triton.jit

@@ -235,20 +235,20 @@ def test_large_scores_do_not_overflow(exact: Kernels) -> None:
     assert torch.isfinite(out).all()
 
 
-def test_nan_in_a_key_reaches_only_rows_that_see_it(exact: Kernels) -> None:
+def test_nan_in_a_key_reaches_only_rows_that_see_it(kernels: Kernels) -> None:
     case = CASES["verify"]
     inputs = make_inputs(case)
     inputs.keys[3][297] = float("nan")  # queries 0 and 1 of the last sequence end before it
-    out = exact.attend(inputs.q, fill_pool(exact, case, inputs), inputs.batch, 0.1)
+    out = kernels.attend(inputs.q, fill_pool(kernels, case, inputs), inputs.batch, 0.1)
     bad = torch.isnan(out).flatten(1).any(1)
     assert bad.tolist() == [False] * (len(inputs.q) - 3) + [True] * 3
 
 
-def test_nan_in_a_value_reaches_only_rows_that_see_it(exact: Kernels) -> None:
+def test_nan_in_a_value_reaches_only_rows_that_see_it(kernels: Kernels) -> None:
     case = CASES["verify"]
     inputs = make_inputs(case)
     inputs.values[3][298] = float("inf")
-    out = exact.attend(inputs.q, fill_pool(exact, case, inputs), inputs.batch, 0.1)
+    out = kernels.attend(inputs.q, fill_pool(kernels, case, inputs), inputs.batch, 0.1)
     bad = ~torch.isfinite(out).flatten(1).all(1)
     assert bad.tolist() == [False] * (len(inputs.q) - 2) + [True] * 2
 

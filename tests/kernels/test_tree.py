@@ -144,6 +144,19 @@ def test_a_chain_that_is_called_a_tree_changes_nothing(kernels: Kernels, before:
     assert torch.equal(kernels.attend(q, layer, batch, 0.2), kernels.attend(q, layer, plain, 0.2))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # NumPy's, for sums that nobody takes
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("parents", [BINARY, CHAIN], ids=["tree", "chain"])
+def test_a_damaged_node_reaches_only_its_descendants(kernels: Kernels, parents: list[int], bad: float) -> None:
+    tree = Pass(kernels, 16, (100,), (parents,))
+    batch, (k, v, q) = tree.batch(), tree.data(0)
+    layer = tree.layer(batch)
+    kernels.write(k[102:103], v[102:103] * 0 + bad, layer, batch.slots[2:3])
+    out = kernels.attend(q, layer, batch, 0.2)
+    found = [not row.isfinite().all() for row in out]
+    assert found == [2 in path for path in paths(parents)]
+
+
 def test_threads_change_nothing(exact: Kernels) -> None:
     before = torch.get_num_threads()
     try:
