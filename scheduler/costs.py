@@ -1,39 +1,43 @@
 """Measures what a pass costs on this machine, once, before the first request (DESIGN section 6)."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import cache
 
 import numpy as np
 import torch
 
 from verdraft.kernels.base import Batch, LayerKV
+from verdraft.kernels.draws import Draws
 from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
-from verdraft.scheduler.batches import ragged_batch
+from verdraft.scheduler.batches import place, ragged
 from verdraft.scheduler.runner import Runner
 from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.spending import CostTable, Reading
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+SIZES = (1, 8, 32, 2, 128, 4, 16, 64, 3, 6, 12, 24)  # tokens, those first without which the others say little
 CONTEXT = 256  # tokens of context per pass, a typical chat
 LONG = 1024  # tokens of another context, which tells what reading it costs
 MANY = 8  # rows, whose difference from one tells what each row adds to that
 REPEATS = 5
 ENOUGH = 0.2  # seconds at one size; at least two runs all the same
+SECONDS = 10.0  # for all tables of one function here, which a large model on a slow machine cannot fill
 
 
-def measure_costs(runner: Runner, max_context: int) -> CostTable:
-    """Seconds of a pass over 1 to 128 tokens; writes into the pool, which must be unused yet."""
-    measure = _Measure(runner, min(CONTEXT, max_context))
+def measure_costs(runner: Runner, max_context: int, seconds: float = SECONDS) -> CostTable:
+    """Seconds of a pass over 1 to 128 tokens, of fewer sizes where these `seconds` do not suffice; writes into the
+    pool, which must be unused yet."""
+    measure = _Measure(runner, min(CONTEXT, max_context), seconds)
     layers = runner.bounds[-1]
     return measure.table(lambda size: measure.whole(size, layers))
 
 
-def measure_reading(runner: Runner, max_context: int) -> Reading:
+def measure_reading(runner: Runner, max_context: int, seconds: float = SECONDS) -> Reading:
     """What contexts longer than that of `measure_costs` add to a pass; nothing where there can be none."""
-    short, long = (_Measure(runner, min(context, max_context)) for context in (CONTEXT, LONG))
+    short, long = (_Measure(runner, min(context, max_context), seconds / 4) for context in (CONTEXT, LONG))
     beyond, layers = long.context - short.context, runner.bounds[-1]
     if beyond < CONTEXT:
         return Reading()
@@ -46,9 +50,11 @@ def measure_reading(runner: Runner, max_context: int) -> Reading:
     return Reading(max(0.0, one - row), row, short.context)
 
 
-def measure_exits(runner: Runner, max_context: int, exits: Exits, full: CostTable) -> ExitCosts:
+def measure_exits(
+    runner: Runner, max_context: int, exits: Exits, full: CostTable, seconds: float = SECONDS
+) -> ExitCosts:
     """Seconds of the lower segments and of the heads; `full` are those of whole passes."""
-    measure = _Measure(runner, min(CONTEXT, max_context))
+    measure = _Measure(runner, min(CONTEXT, max_context), seconds / 4)
     draft, check = exits.draft, exits.check
     return ExitCosts(
         full=full,
@@ -59,9 +65,11 @@ def measure_exits(runner: Runner, max_context: int, exits: Exits, full: CostTabl
     )
 
 
-def measure_eagle(runner: Runner, max_context: int, head: EagleHead, pool: Seq[LayerKV]) -> EagleCosts:
+def measure_eagle(
+    runner: Runner, max_context: int, head: EagleHead, pool: Seq[LayerKV], seconds: float = SECONDS
+) -> EagleCosts:
     """Seconds of the parts of an EAGLE drafter with this KV pool."""
-    measure = _Measure(runner, min(CONTEXT, max_context))
+    measure = _Measure(runner, min(CONTEXT, max_context), seconds / 3)
 
     def features(size: int) -> torch.Tensor:
         return head.fuse(torch.cat([measure.hidden(size)] * len(runner.taps), 1))
@@ -70,42 +78,50 @@ def measure_eagle(runner: Runner, max_context: int, head: EagleHead, pool: Seq[L
         tokens = torch.zeros(size, dtype=torch.int64, device=rows.device)
         return measure.finish(head.forward(rows, tokens, measure.batch(size), pool))
 
-    fused = {size: features(size) for size in measure.sizes}
+    fused = cache(features)
     return EagleCosts(
         extend=measure.table(lambda size: layer(size, features(size))),
-        layer=measure.table(lambda size: layer(size, fused[size])),
-        head=measure.table(lambda size: head.logits(fused[size])),
+        layer=measure.table(lambda size: layer(size, fused(size))),
+        head=measure.table(lambda size: head.logits(fused(size))),
     )
 
 
 class _Measure:
-    """Passes over tokens that mean nothing, `context` tokens from the first to the last."""
+    """Passes over tokens that mean nothing, `context` tokens from the first to the last; about `seconds` a table."""
 
-    def __init__(self, runner: Runner, context: int) -> None:
-        self.runner, self.model, self.context = runner, runner.model, context
+    def __init__(self, runner: Runner, context: int, seconds: float) -> None:
+        self.runner, self.model, self.context, self.seconds = runner, runner.model, context, seconds
         self.sizes = tuple(size for size in SIZES if size <= context)
 
     def table(self, run: Callable[[int], object]) -> CostTable:
-        """The least seconds of up to five runs at every size."""
-        seconds = [min(_runs(run, size)) for size in self.sizes]
+        """The least seconds of up to five runs at every size for which there is time."""
+        ends, found = time.perf_counter() + self.seconds, dict[int, float]()
+        for size in self.sizes:
+            if not found or time.perf_counter() + _expected(found, size) <= ends:
+                found[size] = min(_runs(run, size, ends))
+        sizes = sorted(found)
+        seconds = [found[size] for size in sizes]
         # Fewer rows never cost more than many: what looks so is a disturbance, and would forbid every draft.
-        return CostTable(self.sizes, tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
+        return CostTable(tuple(sizes), tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
 
     def least(self, size: int, layers: int) -> float:
         """Of up to five whole passes."""
-        return min(_runs(lambda size: self.whole(size, layers), size))
+        return min(_runs(lambda size: self.whole(size, layers), size, time.perf_counter() + self.seconds))
 
     def whole(self, size: int, layers: int) -> None:
-        self.model.logits(self.layers(size, 0, layers)).cpu()
+        """All that a pass is made of, up to what the host reads."""
+        logits, sample = self.model.logits(self._forward(size, 0, layers)), self.runner.device.sampler
+        (sample(logits, self._draws(size), None) if sample else logits).cpu()
 
     def layers(self, size: int, first: int, last: int) -> torch.Tensor:
-        return self.finish(self.model.forward(self.hidden(size), self.batch(size), self.runner.pool, first, last))
+        return self.finish(self._forward(size, first, last))
 
     def batch(self, size: int) -> Batch:
         """The last `size` tokens of the context."""
         num, start = np.array([size]), np.array([self.context - size])
         tables = np.arange(-(-self.context // self.runner.block_size))[None]
-        return ragged_batch(num, start, tables, self.runner.block_size, self.model.device)
+        (batch,), _ = place(self.runner.device, [ragged(num, start, tables, self.runner.block_size)], [])
+        return batch
 
     def hidden(self, size: int) -> torch.Tensor:
         tokens = torch.zeros(size, dtype=torch.int64, device=self.model.device)
@@ -116,11 +132,25 @@ class _Measure:
             torch.cuda.synchronize(hidden.device)
         return hidden
 
+    def _forward(self, size: int, first: int, last: int) -> torch.Tensor:
+        return self.model.forward(self.hidden(size), self.batch(size), self.runner.pool, first, last)
 
-def _runs(run: Callable[[int], object], size: int) -> list[float]:
-    """Seconds of each; few of the long ones, which a disturbance changes less."""
-    seconds: list[float] = []
-    while len(seconds) < 2 or (len(seconds) < REPEATS and sum(seconds) < ENOUGH):
+    def _draws(self, size: int) -> Draws:
+        """With noise, which costs most."""
+        numbers = torch.arange(size, device=self.model.device)
+        return Draws(torch.ones(size, dtype=torch.float64, device=self.model.device), numbers, numbers, numbers)
+
+
+def _expected(found: Mapping[int, float], size: int) -> float:
+    """Seconds of one run at a size, at the most: in proportion to a smaller one."""
+    return min(seconds * max(1.0, size / known) for known, seconds in found.items())
+
+
+def _runs(run: Callable[[int], object], size: int, ends: float) -> list[float]:
+    """Seconds of each; few of the long ones, which a disturbance changes less. The first makes what later ones find
+    ready. One alone when it is late already."""
+    seconds = [_seconds(run, size)]
+    while time.perf_counter() < ends and (len(seconds) < 2 or (len(seconds) < REPEATS and sum(seconds[1:]) < ENOUGH)):
         seconds.append(_seconds(run, size))
     return seconds
 
