@@ -5,6 +5,7 @@ page that no sequence owns. Kernels read the true sizes from memory, so one reco
 Knows no scheduler; how a recording is made is handed in.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple, Protocol
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from verdraft.kernels.base import CHAINS, Batch, LayerKV
 from verdraft.model.transformer import Transformer
+
+logger = logging.getLogger("verdraft.recordings")
 
 TOKENS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of a recorded pass; longer ones run as they are
 MEMORY: Final = 1 << 30  # bytes that recordings may take; beyond, passes of new sizes run as they are
@@ -70,9 +73,13 @@ class CudaRecorder:
     def record(self, work: Work) -> Work:
         work()  # compiles kernels and lets libraries allocate, which is forbidden while recording
         torch.cuda.synchronize()
-        before, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = work()
+        torch.cuda.empty_cache()  # torch.cuda.graph does that too: what it frees is no part of the recording
+        before, graph, stream = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                out = work()
+        finally:
+            torch.cuda.set_stream(stream)  # one that fails would leave us in its own
         self._left -= torch.cuda.memory_reserved() - before
 
         def replay() -> Tensor:
@@ -138,6 +145,12 @@ class Recordings:
     page_size: int = 0
     spare_slot: int = 0
     by_size: dict[Size, Recording] = field(default_factory=dict)
+    failed: bool = False  # then no more are tried
+
+    @property
+    def full(self) -> bool:
+        """No more recordings than there are."""
+        return self.failed or self.recorder.full
 
     def serve(self, pool: Sequence[LayerKV], num_blocks: int, block_size: int) -> Sequence[LayerKV]:
         """From now on for `pool`, whose page `num_blocks` no sequence owns."""
@@ -159,11 +172,21 @@ class RecordedTransformer(Transformer):
     def forward(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int) -> Tensor:
         size, ours = size_of(batch, first, last), self.recordings
         recording = ours.by_size.get(size) if size else None
-        if size is None or pool is not ours.pool or first == last or (recording is None and ours.recorder.full):
+        if size is not None and recording is None and pool is ours.pool and first < last and not ours.full:
+            recording = self._try_to_record(size, hidden, batch)
+        if recording is None or pool is not ours.pool:
             return Transformer.forward(self, hidden, batch, pool, first, last)
-        if recording is None:
-            recording = ours.by_size[size] = self._record(size, hidden, batch)
         return recording.run(hidden, batch, ours.spare_slot)
+
+    def _try_to_record(self, size: Size, hidden: Tensor, batch: Batch) -> Recording | None:
+        """None where memory or a library does not allow it: that costs time and no request."""
+        ours = self.recordings
+        try:
+            ours.by_size[size] = self._record(size, hidden, batch)
+        except RuntimeError:
+            logger.exception("no more passes are recorded, since one of %d tokens could not be", size.tokens)
+            ours.failed = True
+        return ours.by_size.get(size)
 
     def _record(self, size: Size, hidden: Tensor, batch: Batch) -> Recording:
         ours, buffer = self.recordings, hidden.new_zeros((size.tokens, hidden.shape[1]))

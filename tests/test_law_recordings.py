@@ -85,6 +85,27 @@ def test_recorded_passes_give_the_same_tokens(deep_agreeing_path: Path, mode: st
     assert len(model.recordings.by_size) <= most
 
 
+class Refuser(Rerunner):
+    """Runs out of memory after three recordings, as a GPU would: in the middle of one."""
+
+    attempts = 0
+
+    def record(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        self.attempts += 1
+        if self.attempts > 3:
+            work()
+            raise torch.OutOfMemoryError("no memory for a recording")
+        return super().record(work)
+
+
+def test_a_recording_that_fails_costs_no_request(deep_agreeing_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plain, recorder = load(deep_agreeing_path), Refuser()
+    assert answers(with_recordings(plain, recorder), "hispec", own_exits(plain, (1, 2))) == answers(plain, "off")
+    assert recorder.attempts == 4
+    assert recorder.replays > 0
+    assert [record.message for record in caplog.records if "no more passes are recorded" in record.message]
+
+
 def tree_batch(size: int) -> Batch:
     return Batch(
         cu_q=torch.tensor([0, 3, 4], dtype=torch.int32),
