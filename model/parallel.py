@@ -5,12 +5,10 @@ the weights and of the KV pool, and no more.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from enum import IntEnum
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +21,7 @@ from verdraft.kernels.base import Batch, KernelUnavailable, LayerKV
 from verdraft.kernels.blocks import Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.config import read_config
-from verdraft.model.errors import ModelError
+from verdraft.model.followers import Followers, end_with_leader
 from verdraft.model.load import load_model
 from verdraft.model.part import Part, check_divides
 from verdraft.model.transformer import Transformer
@@ -74,32 +72,6 @@ def gather_columns(x: Tensor) -> Tensor:  # [T, n] -> [T, size * n]
     return torch.cat(parts, 1)
 
 
-@dataclass(slots=True)
-class Followers:
-    """The processes of ranks 1 and up."""
-
-    processes: Sequence[BaseProcess]
-    lost: bool = False
-
-    @contextmanager
-    def led(self) -> Iterator[None]:
-        """While the leader tells and computes. What fails in between leaves the followers waiting for a part that never
-        comes, and what they would hear next is not what they wait for: they end, and the leader computes no more."""
-        if self.lost:
-            raise ModelError("tensor_parallel: the other processes ended when a pass failed; start the server again")
-        try:
-            yield
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """Whatever they are doing."""
-        self.lost = True
-        for process in self.processes:
-            process.kill()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadingTransformer(Transformer):
     """Rank 0. Made by `load_parallel`. Every call raises ModelError after one that failed."""
@@ -127,9 +99,13 @@ class LeadingTransformer(Transformer):
             dist.broadcast(torch.stack((sources, targets)), 0)
             Transformer.move(self, pool, sources, targets)
 
+    def check(self) -> None:
+        self.followers.check()
+
     def close(self) -> None:
         """Let the followers end; they also do when this process does."""
         if not self.followers.lost:
+            self.followers.leaving = True
             self._tell(Call.END)
         dist.destroy_process_group()
 
@@ -206,11 +182,20 @@ def load_parallel(job: Job) -> LeadingTransformer:
         others = [context.Process(target=_follower, args=(job, rank, meeting), daemon=True) for rank in ranks]
         for process in others:
             process.start()
-        _join(job, 0, meeting)
-        model = job.load(0)
-        dist.barrier()
+        followers = Followers(others)
+        followers.watch()
+        try:
+            with followers.led():
+                _join(job, 0, meeting)
+                model = job.load(0)
+                dist.barrier()
+                followers.check()
+        except BaseException:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            raise
     parts: dict[str, Any] = {part.name: getattr(model, part.name) for part in fields(model)}
-    return LeadingTransformer(**parts, followers=Followers(others))
+    return LeadingTransformer(**parts, followers=followers)
 
 
 def _join(job: Job, rank: int, meeting: str) -> None:
@@ -221,6 +206,7 @@ def _join(job: Job, rank: int, meeting: str) -> None:
 
 
 def _follower(job: Job, rank: int, meeting: str) -> None:
+    end_with_leader()
     _join(job, rank, meeting)
     model = job.load(rank)
     dist.barrier()

