@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from verdraft.bench.timing import CPU, one_sequence
-from verdraft.kernels.blocks import Quantization
+from verdraft.kernels.base import KernelUnavailable
+from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.kernels.hugepages import HugePages
 from verdraft.kernels.packed import TwoPacks
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 
-ROWS = (1, 4, 8)
+ROWS = (1, 2, 4, 8, 16, 32)
+FORMS: tuple[tuple[Quantization, Activations], ...] = (("none", "float"), ("auto", "float"), ("auto", "int8"))
 TURNS = 60
 PAGE = 16
 # The best plain loop: each of torch's threads runs through its part in whole lines of the cache.
@@ -46,19 +48,24 @@ float read_all(const Line* p, long lines) {
 
 
 def print_floors(folder: Path, context: int) -> None:
-    """A line for fp32 and one for exact blocks: medians, and quartiles of the ratios."""
+    """For fp32 and for exact blocks, these also by rounded inputs: medians, and quartiles of the ratios."""
     with tempfile.TemporaryDirectory() as scratch, torch.inference_mode():
         reader = _reader(Path(scratch))
-        for quantization in ("none", "auto"):
-            _print_floor(folder, quantization, context, reader)
+        for quantization, activations in FORMS:
+            try:
+                kernels = choose_kernels("cpu", CPU, torch.float32, quantization, activations=activations)
+                model = load_model(folder, kernels, torch.float32, CPU)
+            except KernelUnavailable as error:
+                print(error)
+                continue
+            _print_floor(f"{quantization} {activations}", model, context, reader)
 
 
-def _print_floor(folder: Path, quantization: Quantization, context: int, reader: Any) -> None:
-    model = load_model(folder, choose_kernels("cpu", CPU, torch.float32, quantization), torch.float32, CPU)
+def _print_floor(form: str, model: Transformer, context: int, reader: Any) -> None:
     area = HugePages().zeros(bytes_read(model, context) // 64, 16).fill_(1)
     passes = [_pass(model, rows, context) for rows in ROWS]
     read, *times = _turns([partial(reader, area.data_ptr(), len(area)), *passes])
-    print(f"{quantization:5} {area.nbytes / 1e6:.0f} MB, read in {statistics.median(read) * 1e3:.2f} ms; a pass of")
+    print(f"{form:10} {area.nbytes / 1e6:.0f} MB, read in {statistics.median(read) * 1e3:.2f} ms; a pass of")
     for rows, own in zip(ROWS, times, strict=True):
         of_read, of_one = _quartiles(own, read), _quartiles(own, times[0])
         milliseconds = statistics.median(own) * 1e3

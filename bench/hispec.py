@@ -16,6 +16,7 @@ import torch
 from transformers import AutoTokenizer
 
 from verdraft.bench.exit_runs import Bench, Result, Setting
+from verdraft.bench.kernel_flags import add_kernel_flags, kernels_of
 from verdraft.bench.memory import tensor_bytes
 from verdraft.bench.plot import Points, line_charts
 from verdraft.bench.prompts import add_data_flags, prompts_of
@@ -40,7 +41,7 @@ def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
     path = resolve_model(args.model)
-    model = load_model(path, choose_kernels("cpu", CPU, torch.float32, args.quantization), torch.float32, CPU)
+    model = load_model(path, kernels_of(args), torch.float32, CPU)
     bench = Bench(model, exits_of(args.exits, model, path), args.max_tokens)
     if not bench.exits:
         raise SystemExit("--exits: no heads come with this model; name a folder or two layers")
@@ -54,7 +55,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model", nargs="?", help="folder, hub id or .gguf file; default: the demo model")
     parser.add_argument("--exits", default="auto", help="as for `verdraft serve`")
     parser.add_argument("--depths", nargs="*", default=[], help="more exits, for the ablation over the depth of L_i")
-    parser.add_argument("--quantization", default="auto", help="as for `verdraft serve`")
+    add_kernel_flags(parser)
     parser.add_argument("--prompts", type=int, default=4, help="of each workload")
     parser.add_argument("--max-tokens", type=int, default=64, help="of every answer")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoTokenizer
 
 from verdraft.bench.hispec import CPU, Workloads, exits_of, read_workloads
+from verdraft.bench.kernel_flags import add_kernel_flags, kernels_of
 from verdraft.bench.prompts import add_data_flags, token_classes
-from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.eagle_file import shipped_eagle
 from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
@@ -183,7 +183,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="verdraft.bench.hybrid", description=__doc__)
     parser.add_argument("model", nargs="?", help="folder, hub id or .gguf file; default: the demo model")
     parser.add_argument("--exits", default="auto", help="as for `verdraft serve`")
-    parser.add_argument("--quantization", default="auto", help="as for `verdraft serve`")
+    add_kernel_flags(parser)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="the first is the base")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--prompts", type=int, default=16, help="of each workload, or as many as streams if more")
@@ -205,7 +205,7 @@ def main() -> None:
     if args.cpu_time:  # for what engines measure too; other work on the machine then hardly counts
         vars(time)["perf_counter"] = time.process_time
     path = resolve_model(args.model)
-    model = load_model(path, choose_kernels("cpu", CPU, torch.float32, args.quantization), torch.float32, CPU)
+    model = load_model(path, kernels_of(args), torch.float32, CPU)
     workloads = read_workloads(args, path, max(args.prompts, *args.streams))
     longest = max(len(prompt) for prompts in workloads.values() for prompt in prompts) + args.max_tokens
     engines = make_engines(args, model, path, longest)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from verdraft.bench.floor import print_floors
+from verdraft.bench.kernel_flags import add_kernel_flags, kernels_of
 from verdraft.bench.python_share import print_share
 from verdraft.bench.segments import print_segments
 from verdraft.bench.timing import CPU, one_sequence, seconds
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512, help="keys that attention sees")
     parser.add_argument("--model", type=Path, help="folder whose segments are timed (default: the demo model)")
     parser.add_argument("--exits", type=int, nargs="*", default=[10, 20], help="layers where its segments end")
+    add_kernel_flags(parser)  # of the segments
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with torch.inference_mode():
@@ -79,7 +81,7 @@ def main() -> None:
             others = [attention(backends, rows, args.context), *small(backends, rows), *sampling(rows)]
             for work in [*products, *others]:
                 report(work, machine)
-        print_segments(args.model or demo_model(), args.exits, args.context)
+        print_segments(args.model or demo_model(), kernels_of(args), args.exits, args.context)
     print_floors(args.model or demo_model(), args.context)
     print_share(args.model or demo_model(), args.context)
 

@@ -8,13 +8,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import get_args
 
 import torch
 from tokenizers import Tokenizer
 
-from verdraft.kernels.blocks import Quantization
+from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="folder, hub id or .gguf file; default: the demo model")
     parser.add_argument("--data", type=Path, required=True, help="text file")
     parser.add_argument("--quantization", nargs="+", choices=get_args(Quantization), default=["none", "int8", "int4"])
+    parser.add_argument("--activations", nargs="+", choices=get_args(Activations), default=["float"])
     parser.add_argument("--tokens", type=int, default=8192, help="how much of the text")
     parser.add_argument("--window", type=int, default=1024, help="tokens that see each other")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -54,13 +56,16 @@ def main() -> None:
     tokens = read_tokens(path, args.data, args.tokens)
     windows = [tokens[i : i + args.window] for i in range(0, len(tokens) - 1, args.window)]
     print(f"{path.name}, {args.data.name}: {len(tokens)} tokens in windows of {args.window}")
-    print(f"{'quantization':12} {'perplexity':>10} {'largest change of a logprob':>28} {'seconds':>8}")
+    print(
+        f"{'quantization':12} {'activations':12} {'perplexity':>10} {'largest change of a logprob':>28} {'seconds':>8}"
+    )
     first: Scores | None = None
-    for quantization in args.quantization:
-        scores = score(path, quantization, windows)
+    for quantization, activations in product(args.quantization, args.activations):
+        scores = score(path, quantization, windows, activations)
         first = first or scores
         change = max(abs(a - b) for a, b in zip(scores.logprobs, first.logprobs, strict=True))
-        print(f"{quantization:12} {scores.perplexity:10.4f} {change:28.6f} {scores.seconds:8.1f}", flush=True)
+        form = f"{quantization:12} {activations:12}"
+        print(f"{form} {scores.perplexity:10.4f} {change:28.6f} {scores.seconds:8.1f}", flush=True)
 
 
 def read_tokens(model: Path, text: Path, limit: int) -> list[int]:
@@ -71,9 +76,12 @@ def read_tokens(model: Path, text: Path, limit: int) -> list[int]:
     return ids[:limit]
 
 
-def score(path: Path, quantization: Quantization, windows: Sequence[Sequence[int]]) -> Scores:
-    """Load the model with these weights and score the windows, one after the other."""
-    model = load_model(path, choose_kernels("cpu", CPU, torch.float32, quantization), torch.float32, CPU)
+def score(
+    path: Path, quantization: Quantization, windows: Sequence[Sequence[int]], activations: Activations = "float"
+) -> Scores:
+    """Load the model with these weights and inputs and score the windows, one after the other."""
+    kernels = choose_kernels("cpu", CPU, torch.float32, quantization, activations=activations)
+    model = load_model(path, kernels, torch.float32, CPU)
     engine = engine_for(model, max(map(len, windows)))
     start = time.perf_counter()
     logprobs = [logprob for i, window in enumerate(windows) for logprob in _score_window(engine, str(i), window)]

@@ -7,16 +7,15 @@ from pathlib import Path
 import torch
 
 from verdraft.bench.timing import CPU, one_sequence, seconds
-from verdraft.kernels.chooser import choose_kernels
+from verdraft.kernels.base import Kernels
 from verdraft.model.load import load_model
 from verdraft.scheduler.costs import SIZES
 
 PAGE = 16
 
 
-def print_segments(folder: Path, exits: list[int], context: int) -> None:
+def print_segments(folder: Path, kernels: Kernels, exits: list[int], context: int) -> None:
     """One line per segment between exits, one for the head, one for all; the last of `context` tokens are computed."""
-    kernels = choose_kernels("auto", CPU, torch.float32, "auto")
     model = load_model(folder, kernels, torch.float32, CPU)
     config = model.config
     pages = -(-context // PAGE)

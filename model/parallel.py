@@ -18,7 +18,7 @@ import torch.multiprocessing as processes
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, KernelUnavailable, LayerKV
-from verdraft.kernels.blocks import Quantization
+from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.config import read_config
 from verdraft.model.followers import Followers, end_with_leader
@@ -53,6 +53,7 @@ class Job:
     dtype: torch.dtype
     quantization: Quantization = "none"
     deterministic: bool = False
+    activations: Activations = "float"
     threads: int = 1  # of each process
 
     def load(self, rank: int) -> Transformer:
@@ -61,7 +62,9 @@ class Job:
         device = torch.device(self.device, rank) if self.device == "cuda" else torch.device(self.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        kernels = choose_kernels(self.kernels, device, self.dtype, self.quantization, self.deterministic)
+        kernels = choose_kernels(
+            self.kernels, device, self.dtype, self.quantization, self.deterministic, self.activations
+        )
         return load_model(self.path, kernels, self.dtype, device, Part(rank, self.size, gather_columns))
 
 

@@ -71,7 +71,9 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     _set_threads(settings)
     device = _device(settings)
     dtype = _dtype(settings, device)
-    kernels = choose_kernels(settings.kernels, device, dtype, settings.quantization, settings.deterministic)
+    kernels = choose_kernels(
+        settings.kernels, device, dtype, settings.quantization, settings.deterministic, settings.activations
+    )
     _block_size(settings, kernels)
     model = _recorded(settings, _loaded(settings, path, kernels, dtype, device))
     exits = _exits(settings, model, path)
@@ -130,7 +132,16 @@ def _loaded(settings: Settings, path: Path, kernels: Kernels, dtype: torch.dtype
     if size == 1:
         return load_model(path, kernels, dtype, device)
     return load_parallel(
-        Job(path, size, settings.kernels, device.type, dtype, settings.quantization, settings.deterministic)
+        Job(
+            path,
+            size,
+            settings.kernels,
+            device.type,
+            dtype,
+            settings.quantization,
+            settings.deterministic,
+            settings.activations,
+        )
     )
 
 

@@ -48,7 +48,8 @@ def _gpu(index: int) -> str:
 
 def _kernels(device: torch.device, dtype: torch.dtype, about: str) -> Iterator[str]:
     yield f"{device}: {about}"
-    for wish in (Wish(device, dtype), Wish(device, dtype, deterministic=True)):
+    rounding = Wish(device, dtype, activations="int8")
+    for wish in (Wish(device, dtype), Wish(device, dtype, deterministic=True), rounding):
         yield f"  kernels for {wish}"
         reasons = survey(wish)
         auto = next((name for name, reason in reasons.items() if reason is None), None)

@@ -46,6 +46,7 @@ OFFLINE_SETTINGS = (
     "cuda_graphs",
     "tensor_parallel",
     "quantization",
+    "activations",
     "threads",
 )
 

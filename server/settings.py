@@ -154,6 +154,13 @@ class Settings(BaseSettings):
             "int4 on a CPU only"
         ),
     ] = "auto"
+    activations: Annotated[
+        Literal["float", "int8"],
+        Field(
+            description="what weights are multiplied with; int8: inputs rounded to 8 bits in groups of 32, quicker and "
+            "a slightly different model; needs weights in blocks, and a CPU"
+        ),
+    ] = "float"
     threads: Annotated[
         int | None,
         Field(
@@ -174,6 +181,8 @@ class Settings(BaseSettings):
     def _no_contradiction(self) -> "Settings":
         if self.kv_blocks is not None and self.memory_fraction is not None:
             raise ValueError("--kv-blocks and --memory-fraction both set the size of the KV pool; give one of them")
+        if self.activations == "int8" and self.quantization == "none":
+            raise ValueError("--activations int8 needs weights in blocks, which --quantization none leaves out")
         if self.max_batch_tokens is not None and self.max_batch_tokens < 2 * self.max_num_seqs:
             raise ValueError(
                 f"--max-batch-tokens must be at least twice --max-num-seqs ({2 * self.max_num_seqs}), so that prompts "

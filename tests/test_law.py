@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from verdraft.kernels.blocks import Quantization
+from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.kernels.native import NativeKV
 from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle
@@ -52,9 +52,10 @@ EVERY_SETTING = [Setting(*values) for values in itertools.product((0, 2), (24, 5
 EVERY_PAIR = [setting for i, setting in enumerate(EVERY_SETTING) if i.bit_count() % 2 == 0]  # of values; half as many
 
 
-def load(path: Path, quantization: Quantization = "none") -> Transformer:
+def load(path: Path, quantization: Quantization = "none", activations: Activations = "float") -> Transformer:
     cpu = torch.device("cpu")
-    return load_model(path, choose_kernels("cpu", cpu, torch.float32, quantization), torch.float32, cpu)
+    kernels = choose_kernels("cpu", cpu, torch.float32, quantization, activations=activations)
+    return load_model(path, kernels, torch.float32, cpu)
 
 
 def engine_for(
@@ -186,10 +187,13 @@ def test_tiny_models_keep_the_law(
     assert isinstance(device, HostDevice) or min(device.drawn, device.asked) > 100 * len(settings)
 
 
+@pytest.mark.parametrize("activations", ["float", "int8"])
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantised_weights_keep_the_law(tiny_llama_path: Path, quantization: Quantization) -> None:
+def test_quantised_models_keep_the_law(
+    tiny_llama_path: Path, quantization: Quantization, activations: Activations
+) -> None:
     """The model that the law speaks of is the quantised one."""
-    model = load(tiny_llama_path, quantization)
+    model = load(tiny_llama_path, quantization, activations)
     assert check_law(model, jobs_for(model.config.vocab_size, 40, 24), EVERY_PAIR)[0] > 2500
 
 
@@ -343,8 +347,9 @@ def test_exits_leave_the_kv_of_plain_decoding(
 
 
 @pytest.mark.demo
-def test_the_demo_model_keeps_the_law(device: Device, demo_path: Path) -> None:
-    model = load(demo_path, "auto")  # as it is served: blocks for few rows, fp32 panels for more
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_the_demo_model_keeps_the_law(device: Device, demo_path: Path, activations: Activations) -> None:
+    model = load(demo_path, "auto", activations)  # as it is served: blocks for few rows, fp32 panels for more
     settings = [Setting(late=2, chunk=24, blocks=TINY_POOL)]
     assert check_law(model, jobs_for(2000, 40, 20), settings, device=device)[0] > 300
 
@@ -352,7 +357,10 @@ def test_the_demo_model_keeps_the_law(device: Device, demo_path: Path) -> None:
 @pytest.mark.demo
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_the_demo_model_keeps_the_law_in_every_setting(device: Device, demo_path: Path) -> None:
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_the_demo_model_keeps_the_law_in_every_setting(
+    device: Device, demo_path: Path, activations: Activations
+) -> None:
     torch.set_num_threads(2)
-    model = load(demo_path, "auto")  # as it is served: blocks for few rows, fp32 panels for more
+    model = load(demo_path, "auto", activations)  # as it is served: blocks for few rows, fp32 panels for more
     assert check_law(model, jobs_for(2000, 40, 52), EVERY_SETTING, device=device)[0] > 20000

@@ -40,6 +40,14 @@ def test_the_demo_model_keeps_its_bits_in_the_blocks_that_it_came_from(demo_path
 
 
 @pytest.mark.demo
+def test_rounded_inputs_change_the_demo_model_a_little(demo_path: Path) -> None:
+    plain = score(demo_path, "auto", windows(2000))
+    rounded = score(demo_path, "auto", windows(2000), "int8")
+    assert rounded.logprobs != plain.logprobs
+    assert rounded.perplexity == pytest.approx(plain.perplexity, rel=0.05)
+
+
+@pytest.mark.demo
 def test_the_table(
     demo_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,5 +58,5 @@ def test_the_table(
     monkeypatch.setattr(sys, "argv", command)
     main()
     (row,) = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
-    assert (row[0], row[2]) == ("int4", "0.000000")
-    assert 1 < float(row[1]) < 1000
+    assert (row[0], row[1], row[3]) == ("int4", "float", "0.000000")
+    assert 1 < float(row[2]) < 1000

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch
-from verdraft.kernels.blocks import Quantization
+from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
@@ -19,9 +19,12 @@ CPU = torch.device("cpu")
 PAGE, PAGES = 16, 6  # tokens of a page, pages of a sequence
 
 
-def load(path: Path, quantization: Quantization = "none") -> tuple[Transformer, Transformer]:
+def load(
+    path: Path, quantization: Quantization = "none", activations: Activations = "float"
+) -> tuple[Transformer, Transformer]:
     """As it is served, and by single operations."""
-    model = load_model(path, choose_kernels("cpu", CPU, torch.float32, quantization), torch.float32, CPU)
+    kernels = choose_kernels("cpu", CPU, torch.float32, quantization, activations=activations)
+    model = load_model(path, kernels, torch.float32, CPU)
     assert model.fused is not None
     return model, replace(model, fused=None)
 
@@ -83,8 +86,11 @@ def test_one_call_and_single_operations_have_the_same_bits(
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_blocks_are_read_by_one_call_too(tiny_llama_path: Path, quantization: Quantization) -> None:
-    fused, single = load(tiny_llama_path, quantization)
+@pytest.mark.parametrize("activations", ["float", "int8"])
+def test_blocks_are_read_by_one_call_too(
+    tiny_llama_path: Path, quantization: Quantization, activations: Activations
+) -> None:
+    fused, single = load(tiny_llama_path, quantization, activations)
     for found, expected in zip(outputs(fused, []), outputs(single, []), strict=True):
         assert torch.equal(found, expected)
 

@@ -82,6 +82,8 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyt
         (["--threads", "100000"], "--threads"),
         (["--kv-blocks", "9", "--memory-fraction", "0.5"], "--memory-fraction"),
         (["--max-num-seqs", "9", "--max-batch-tokens", "17"], "--max-batch-tokens"),
+        (["--activations", "int4"], "--activations"),
+        (["--activations", "int8", "--quantization", "none"], "--activations int8 needs weights in blocks"),
         (["--request-timeout", "nan"], "--request-timeout"),
         (["--api-key", ""], "--api-key"),
         (["--log-format", "xml"], "--log-format"),
