@@ -16,6 +16,7 @@ from verdraft.kernels.torch_ref import TorchKV
 _LOG2E = 1.4426950408889634
 _ROWS = 64  # (query, head) pairs of one program: what a warp group's matrix product takes at least
 _KEYS, _WIDE_KEYS = 64, 32  # keys of a tile, for types of 2 and of 4 bytes
+_OWNERS = 64  # rows of a batch that one compiled kernel serves: to compile takes seconds
 
 
 def attend(q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
@@ -44,7 +45,7 @@ def attend(q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
             q.stride(0),
             q.stride(1),
             batch.pages.stride(0),
-            ROWS=triton.next_power_of_2(num_rows),
+            ROWS=max(_OWNERS, triton.next_power_of_2(num_rows)),
             GROUP=group,
             KV_HEADS=kv_heads,
             DIM=dim,

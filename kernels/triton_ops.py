@@ -10,7 +10,7 @@ from torch import Tensor
 from verdraft.kernels.torch_ref import TorchKV
 
 _INNER = 1024  # features of one program of silu_mul
-_MOVED, _FEATURES = 256, 32  # slots that `move` can hold at once, for so many features each
+_FEW_MOVED, _MOVED, _FEATURES = 16, 256, 32  # slots that `move` can hold at once, for so many features each
 # Without fused multiply-adds two kernels, or two instances of one, cannot round the same line differently.
 _EXACT = {"enable_fp_fusion": False}
 
@@ -171,7 +171,7 @@ def move(layer_kv: TorchKV, sources: Tensor, targets: Tensor) -> None:
     if num := sources.shape[0]:
         width = layer_kv.k[0, 0].numel()
         grid = (triton.cdiv(width, _FEATURES),)
-        count = triton.next_power_of_2(num)
+        count = _FEW_MOVED if num <= _FEW_MOVED else _MOVED  # two sizes: to compile takes a second
         _move[grid](layer_kv.k, layer_kv.v, sources, targets, num, width, COUNT=count, BLOCK=_FEATURES)
 
 

@@ -3,6 +3,7 @@
 The fast mode promises no such thing: how many of its answers change is printed, not judged.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -19,9 +20,10 @@ from verdraft.model.load import load_model
 from verdraft.model.recordings import with_recordings
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
-from verdraft.scheduler.engine import NO_EXITS, Engine
+from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
+from verdraft.spec.draft import ASK, EMPTY, Draft
 
 MODELS: dict[str, ModelConfig] = {
     "tiny": TINY,
@@ -40,13 +42,43 @@ def model_of(name: str, deterministic: bool, device: torch.device) -> Transforme
     return random_model(MODELS[name], kernels, dtype, device)
 
 
-def answers(model: Transformer, mode: str, chunk: int, late: int, exits: Exits = NO_EXITS) -> list[list[int]]:
+class Trees:
+    """Knows an answer and drafts it as a tree: beside every right token stands a wrong one. `most`: tokens at once."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer, self.done, self.most = answer, 0, 0
+
+    def start(self, prompt: Sequence[int]) -> None: ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self.done, self.most = self.done + len(tokens), max(self.most, len(tokens))
+
+    def clue(self) -> int:
+        return ASK
+
+    def propose(self, limit: int) -> Draft:
+        right = self.answer[self.done : self.done + min(limit // 2, 5)]
+        tokens = [token for pair in ((wanted ^ 1, wanted) for wanted in right) for token in pair]
+        parents = [2 * (i // 2) - 1 for i in range(len(tokens))]
+        return Draft(tuple(tokens), "eagle", (1.0,) * len(tokens), parents=tuple(parents)) if tokens else EMPTY
+
+    def stop(self) -> None: ...
+
+
+def answers(
+    model: Transformer,
+    mode: str,
+    chunk: int,
+    late: int,
+    exits: Exits = NO_EXITS,
+    drafters: DrafterFactory | None = None,
+) -> list[list[int]]:
     """Of eight requests, greedy and seeded; every `late` steps another one arrives (0: one after the other)."""
     size = model.kernels.page_size
     config = EngineConfig(
         max_model_len=1024, num_blocks=8192 // size, block_size=size, max_num_seqs=8, max_batch_tokens=chunk
     )
-    engine, outputs, step = Engine(model, config, exits=exits), [[] for _ in range(8)], 0
+    engine, outputs, step = Engine(model, config, drafters, exits), [[] for _ in range(8)], 0
     phrase = [17, 33, 49, 65, 81, 97, 113]
     pending = [
         Request(
@@ -82,6 +114,20 @@ def test_deterministic_mode_keeps_the_law(name: str, recorded: bool, device: tor
     exits = own_exits(model, (layers // 4, layers // 2))
     for mode, chunk, late in [("off", 64, 1), ("suffix", 64, 2), ("suffix", 1024, 0), ("hispec", 128, 2)]:
         assert answers(model, mode, chunk, late, exits) == expected, (mode, chunk, late)
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "as it is"])
+def test_accepted_trees_keep_the_law(name: str, recorded: bool, device: torch.device) -> None:
+    """Their paths are moved in the pool to where a chain has them."""
+    plain = model_of(name, True, device)
+    expected, made = answers(plain, "off", 1024, 0), dict[str, Trees]()
+
+    def drafter(request: Request) -> Trees:
+        return made.setdefault(request.id, Trees(expected[int(request.id)]))
+
+    model = with_recordings(plain, recorder(device)) if recorded else plain
+    assert answers(model, "off", 512, 2, drafters=drafter) == expected
+    assert all(trees.most > 3 for trees in made.values())
 
 
 def test_how_often_the_fast_mode_differs(name: str, device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
     heads = {"GROUP": 4, "KV_HEADS": 8, "PAGE": 16, "BLOCK_M": 64, "BLOCK_K": 32 if dtype == "fp32" else 64}
     attend = "x x x x *i32 *i32 *i32 *i64 *i32 fp32 i32 i32 i32 i32"
     for dim, tree in ((64, False), (128, False), (128, True)):
-        yield triton_attention._attend, attend, {**heads, "ROWS": 8, "DIM": dim, "WIDTH": dim, "TREE": tree}
+        yield triton_attention._attend, attend, {**heads, "ROWS": 64, "DIM": dim, "WIDTH": dim, "TREE": tree}
     tiles = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32 if dtype == "fp32" else 128, "SWIZZLE": 8}
     for weight, group in (("x", 0), ("*i8", 32)):
         yield triton_linear._linear, f"x {weight} *fp16 x x i32 i32 i32 i32", {**tiles, "BIAS": True, "GROUP": group}
@@ -34,7 +34,8 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
         best = "x *i64 *fp64 *fp64 *i64 *i64 *i64 *fp64 *i64 i32 i32"
         yield triton_sampling._best_of_block, best, {"BLOCK": 2048, "REDUCED": reduced}
     yield triton_sampling._best_of_row, "*fp64 *i64 *i64 i32", {"BLOCK": 64}
-    yield triton_ops._move, "x x *i64 *i64 i32 i32", {"COUNT": 16, "BLOCK": 32}
+    for count in (16, 256):
+        yield triton_ops._move, "x x *i64 *i64 i32 i32", {"COUNT": count, "BLOCK": 32}
 
 
 def main() -> None:
