@@ -103,10 +103,10 @@ class Bets:
         bet.tokens += len(verified.tokens) - 1
         bet.num_open -= 1
         if bet.num_open == 0:
-            self._settle(bet, bet.tokens / bet.rate - bet.seconds)
+            self._settle(bet, (bet.tokens / bet.rate - bet.seconds) / bet.unit)
 
     def _settle(self, bet: _Bet, saved: float) -> None:
         if bet.price is None:
             self._ledger.enter(bet.kind, saved)
         else:
-            self._trials.settle(bet.price, -saved / bet.unit)
+            self._trials.settle(bet.price, -saved)

@@ -135,7 +135,7 @@ class Drafting:
         rooms = [max(0, min(share, seq.max_len - len(seq.tokens) - 1)) for seq in decoding]
         asked: dict[int, Asked] = {}
         proposed = [self._ask(i, seq, rooms[i], len(decoding), asked) for i, seq in enumerate(decoding)]
-        free, scores = self.estimates.judge(decoding, proposed)
+        free, scores = self._judge(decoding, proposed, asked)
         without = Without(free, free_plan([draft.probs for draft in free], self._now))
         offers = self._offers(decoding, rooms, free)
         plan = self._plan(decoding, without, scores, [offer.arm for offer in offers])
@@ -214,6 +214,19 @@ class Drafting:
             asked[i] = Asked(kind, time.perf_counter() - began)
         return draft
 
+    def _judge(
+        self, decoding: Seq[Sequence], proposed: Seq[Draft], asked: dict[int, Asked]
+    ) -> tuple[list[Draft], list[float]]:
+        """The drafts as they are expected to turn out, and their scores; that takes time too, which was asked for."""
+        began = time.perf_counter()
+        judged = self.estimates.judge(decoding, proposed)
+        drafts = [i for i, draft in enumerate(proposed) if draft.tokens]
+        seconds = (time.perf_counter() - began) / max(1, len(drafts))
+        for i in drafts:
+            if i in asked:
+                asked[i] = replace(asked[i], seconds=asked[i].seconds + seconds)
+        return judged
+
     def _plan(self, decoding: Seq[Sequence], without: Without, scores: Seq[float], arms: Seq[Arm]) -> Plan:
         plan = with_models(without.plan, without.probs, arms, self._now)
         for arm in arms:
@@ -275,8 +288,10 @@ class Drafting:
 
 def _without_predictions(arm: Arm, free: Seq[Draft]) -> Arm:
     """The arm without those whose own prediction drafts: that is tried first (HTTP contract, section 9)."""
-    hopes = {i: hopes for i, hopes in arm.hopes.items() if not (free[i].tokens and free[i].source == "prediction")}
-    return replace(arm, hopes=hopes)
+    predicted = {i for i, draft in enumerate(free) if draft.source == "prediction" and draft.tokens}
+    if not predicted:
+        return arm
+    return replace(arm, hopes={i: hopes for i, hopes in arm.hopes.items() if i not in predicted})
 
 
 def _uses_model(plan: Plan) -> bool:

@@ -133,6 +133,8 @@ class Sequence:
 
     def roll_back(self, position: int) -> None:
         """Nothing from `position` on is computed any more. No KV moves: it will be written over."""
+        if self.computed[0] <= position:
+            return
         self.computed = [min(position, computed) for computed in self.computed]
         for boundary, (lower, upper) in zip(self.behind, pairwise(self.computed), strict=True):
             boundary.keep(lower - upper)

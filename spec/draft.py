@@ -30,6 +30,8 @@ class Draft:
 
     def trim(self, limit: int) -> "Draft":
         """The first `limit` tokens; parents come before their children, so these are a chain or a tree too."""
+        if limit >= len(self.tokens) and self.least <= limit:
+            return self
         return replace(
             self,
             tokens=self.tokens[:limit],

@@ -6,6 +6,7 @@ predictor that reads phi fits any vocabulary and any model.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log1p
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +39,11 @@ FEATURES: tuple[str, ...] = (
     *(f"first_{name}" for name in CLASSES),
 )
 HISTORY = slice(FEATURES.index("selection_rate"), FEATURES.index(f"accepted_{RECENT}_ago") + 1)
-_COUNTS = [FEATURES.index(name) for name in ("match_len", "draft_len", "prompt_len", "generated_len", "num_judged")]
-_COUNTS += [FEATURES.index(name) for name in ("mean_accepted", *(f"accepted_{i + 1}_ago" for i in range(RECENT)))]
+_SHIFTS = [16 * i for i in range(len(CLASSES))]
+_FIELD = 0xFFFF
+_COUNTS = [
+    sum((flags >> i & 1) << 16 * i for i in range(len(CLASSES))) for flags in range(256)
+]  # a field for each flag
 
 
 @dataclass(slots=True)
@@ -83,44 +87,38 @@ def describe(
     drafts: Sequence[Draft], states: Sequence[DecodeState], classes: TokenClasses = NO_CLASSES
 ) -> Floats:  # [N, len(FEATURES)]
     """phi of each draft, none of them empty. Lengths enter as log(1 + length)."""
-    if not drafts:
-        return np.zeros((0, len(FEATURES)), np.float32)
-    known = np.array([_numbers(draft, state) for draft, state in zip(drafts, states, strict=True)], np.float32)
-    return np.concatenate((_scaled(known), _class_features(drafts, classes)), axis=1)
+    rows = [_numbers(d, s) + _classes_of(d.tokens, classes.data) for d, s in zip(drafts, states, strict=True)]
+    return np.array(rows, np.float32).reshape(-1, len(FEATURES))
 
 
 def _numbers(draft: Draft, state: DecodeState) -> list[float]:
-    probs, length, history = draft.probs, len(draft.tokens), state.history
+    probs, length = draft.probs, len(draft.tokens)
     levels = [probs[level - 1] if level <= length else 0.0 for level in _LEVELS]
     generated, prompt = state.generated_len, state.prompt_len
-    place = [draft.match_len, length, prompt, generated, generated / (prompt + generated + 1)]
-    return [sum(probs), *place, *levels, *_past(history)]
+    place = [
+        log1p(draft.match_len),
+        log1p(length),
+        log1p(prompt),
+        log1p(generated),
+        generated / (prompt + generated + 1),
+    ]
+    return [sum(probs), *place, *levels, *_past(state.history)]
 
 
 def _past(history: RecentHistory) -> list[float]:
-    rates = [history.selection_rate, history.num_judged, history.mean_accepted, history.kept_whole]
-    return [*rates, *history.accepted]
+    judged, accepted = log1p(history.num_judged), log1p(history.mean_accepted)
+    return [history.selection_rate, judged, accepted, history.kept_whole, *map(log1p, history.accepted)]
 
 
 def history_features(history: RecentHistory) -> Floats:
     """The part HISTORY of a row of phi."""
-    row = np.zeros((1, len(FEATURES)), np.float32)
-    row[0, HISTORY] = _past(history)
-    return _scaled(row)[0, HISTORY]
+    return np.array(_past(history), np.float32)
 
 
-def _scaled(rows: Floats) -> Floats:
-    rows[:, _COUNTS] = np.log1p(rows[:, _COUNTS])
-    return rows
-
-
-def _class_features(drafts: Sequence[Draft], classes: TokenClasses) -> Floats:  # [N, 2 * len(CLASSES)]
-    """Of each draft, the share of tokens with each flag, and the flags of its first token."""
-    lengths = np.array([len(draft.tokens) for draft in drafts])
-    starts = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-    tokens = np.array([token for draft in drafts for token in draft.tokens])
-    flags = classes[np.where(tokens < len(classes), tokens, 0)] if len(classes) > 1 else np.zeros(len(tokens), np.uint8)
-    bits = np.unpackbits(flags[:, None], axis=1, count=len(CLASSES), bitorder="little").astype(np.float32)
-    shares = np.add.reduceat(bits, starts) / lengths[:, None]
-    found: Floats = np.concatenate((shares, bits[starts]), axis=1, dtype=np.float32)
-    return found
+def _classes_of(tokens: Sequence[int], flags: memoryview) -> list[float]:
+    """The share of these tokens with each flag, and the flags of the first: a few plain sums, because a step between
+    two passes finds nothing of numpy in the caches."""
+    known = len(flags)
+    counts = [_COUNTS[flags[token]] if token < known else 0 for token in tokens]
+    total, first = sum(counts), counts[0]
+    return [(total >> shift & _FIELD) / len(counts) for shift in _SHIFTS] + [first >> shift & 1 for shift in _SHIFTS]

@@ -1,7 +1,7 @@
 """What models' drafts really brought, and which models rest because that was too little.
 
 Hopes decide whether a model drafts in a step, and of many hopes that one wins which chance made too high. What came of
-it tells in the end. Knows kinds of use (which model, under which load) and seconds.
+it tells in the end. Knows kinds of use (which model, under which load) and time, in steps without any draft.
 """
 
 from collections import defaultdict
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 _MEMORY = 0.95  # weight of the earlier uses when the next one comes: about the last twenty count
 _FEWEST = 8  # uses since the last rest before a kind may rest again
+_MOST = 1.0  # steps that a kind may lose between two rests, however few its uses
 _UNUSED = 64  # steps without a use before a kind rests: to be ready for one costs time too
 _REST, _LONGEST = 64, 1024  # steps: the first rest, and the longest
 
@@ -20,7 +21,8 @@ class _Account:
 
     awake_since: int  # step; in the future while it rests
     last_use: int  # step, or when it awoke
-    saved: float = 0.0  # seconds, on average of the uses since it awoke
+    saved: float = 0.0  # steps, on average of the uses since it awoke
+    total: float = 0.0  # steps, of all of them
     num_uses: int = 0
     rest: int = _REST  # steps of the next rest
 
@@ -44,18 +46,18 @@ class Ledger:
         return self._now < account.awake_since
 
     def enter(self, kind: Hashable, saved: float) -> None:
-        """Drafts of a kind saved so many seconds, all that they took subtracted; negative for a loss."""
+        """Drafts of a kind saved so many steps, all that they took subtracted; negative for a loss."""
         account = self._accounts[kind]
         account.last_use = self._now
         account.num_uses += 1
+        account.total += saved
         account.saved += max(1.0 / account.num_uses, 1.0 - _MEMORY) * (saved - account.saved)
-        if account.num_uses >= _FEWEST:
-            if account.saved < 0.0:
-                self._put_to_rest(account)
-            else:
-                account.rest = _REST
+        if account.total < -_MOST or (account.num_uses >= _FEWEST and account.saved < 0.0):
+            self._put_to_rest(account)
+        elif account.num_uses >= _FEWEST:
+            account.rest = _REST
 
     def _put_to_rest(self, account: _Account) -> None:
         account.awake_since = account.last_use = self._now + account.rest
         account.rest = min(_LONGEST, 2 * account.rest)
-        account.saved, account.num_uses = 0.0, 0
+        account.saved, account.total, account.num_uses = 0.0, 0.0, 0

@@ -158,6 +158,12 @@ def test_a_model_that_loses_rests_longer_and_longer() -> None:
     assert any(awake[-1200:])  # it is never given up
 
 
+def test_a_model_rests_after_one_lost_step_however_few_its_uses() -> None:
+    ledger = Ledger()
+    assert steps_awake(ledger, 4, -0.4) == [True, True, True, False]
+    assert sum(steps_awake(ledger, 10_000, -0.4)) < 60  # while eight small losses are needed to be sure
+
+
 def test_a_model_that_wins_again_is_back() -> None:
     ledger = Ledger()
     steps_awake(ledger, 3000, -1e-3)
