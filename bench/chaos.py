@@ -33,7 +33,7 @@ from verdraft.bench.hostile import REFUSALS, Act, Hostile, error_code
 from verdraft.bench.soak import growth, wait_idle
 
 # A pool that is often full, and small beside what else may grow.
-FLAGS = ("--max-num-seqs", "8", "--max-queue", "24", "--kv-blocks", "512", "--drain-timeout", "20")
+FLAGS = ("--max-num-seqs", "8", "--max-queue", "24", "--kv-blocks", "1024", "--drain-timeout", "20")
 RESTARTS_UNTIL = 0.4  # of the run
 LIFE_SECONDS = (15, 60)  # from ready to the signal, for all but the last server
 PAUSE = 0.05  # seconds between a client's acts

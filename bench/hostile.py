@@ -23,6 +23,7 @@ SLOW_BYTES, SLOW_PAUSE, SLOW_SECONDS = 512, 0.25, 8.0
 ODD_SECONDS = 20.0  # for a request that may be valid and endless
 FLOOD = 60  # requests at once
 REFUSALS = frozenset({"rate_limit_exceeded", "draining", "loading"})
+WRONG_BYTES = b"\x00\xff{[]\"'"  # no "}": cut behind it, a body may be a valid one
 ODD: tuple[Any, ...] = (None, True, -1, 1e308, 2**70, "", "x", [], {}, [[1]], {"type": "text"}, "\x00")
 
 
@@ -79,10 +80,10 @@ class Hostile:
         return error_code(response)
 
     async def bad_bytes(self) -> str:
-        raw = bytearray(json.dumps(endless()).encode())
-        raw[self.rng.randrange(len(raw) // 2)] = self.rng.choice(b"\x00\xff{}[]\"'")
-        raw = raw[: self.rng.randrange(len(raw) - 1)]
-        sent = self.client.post(COMPLETION, content=bytes(raw), headers={"content-type": "application/json"})
+        raw = json.dumps(endless()).encode()
+        at, cut = self.rng.randrange(len(raw) // 2), self.rng.randrange(len(raw) - 1)
+        raw = broken(raw, at, self.rng.choice(WRONG_BYTES), cut)
+        sent = self.client.post(COMPLETION, content=raw, headers={"content-type": "application/json"})
         return await self.refused(400, sent)
 
     async def wrong_place(self) -> str:
@@ -181,6 +182,11 @@ class Hostile:
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, (where.hostname, where.port))
         return await asyncio.open_connection(sock=sock, limit=4096)
+
+
+def broken(raw: bytes, at: int, byte: int, cut: int) -> bytes:
+    """A JSON object with one byte changed and its end cut off."""
+    return (raw[:at] + bytes([byte]) + raw[at + 1 :])[:cut]
 
 
 def raw_request(body: dict[str, Any]) -> tuple[bytes, bytes]:

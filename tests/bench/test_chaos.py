@@ -1,8 +1,10 @@
 """The chaos run's judgement: what a restart explains, what nothing explains, and when /health lied."""
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import httpx
@@ -11,7 +13,7 @@ import pytest
 from verdraft.bench.chaos import Run, good_body, problems
 from verdraft.bench.client import BadAnswer
 from verdraft.bench.health import HealthWatch, Sample
-from verdraft.bench.hostile import ODD, Hostile, endless, error_code
+from verdraft.bench.hostile import ODD, WRONG_BYTES, Hostile, broken, endless, error_code
 
 GOOD: dict[str, Any] = {
     "errors": [],
@@ -139,6 +141,21 @@ async def test_refusals_must_be_the_right_ones() -> None:
     assert await tried(429, "rate_limit_exceeded") == "rate_limit_exceeded"
     with pytest.raises(BadAnswer):
         await tried(500, "internal_error")
+
+
+def is_object(raw: bytes) -> bool:
+    try:
+        return isinstance(json.loads(raw), dict)
+    except ValueError:
+        return False
+
+
+def test_bad_bytes_are_never_a_valid_body() -> None:
+    """`{"prompt": "Once upon a time"}` was one once, answered with 200."""
+    raw = json.dumps(endless()).encode()
+    assert is_object(raw)
+    for at, byte, cut in product(range(len(raw) // 2), WRONG_BYTES, range(len(raw) - 1)):
+        assert not is_object(broken(raw, at, byte, cut))
 
 
 def test_hostile_acts_are_many_and_bodies_begin_valid() -> None:
