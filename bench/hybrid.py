@@ -96,6 +96,7 @@ class Bench:
 
     engines: dict[str, Engine]
     max_tokens: int
+    temperature: float = 0.0
     answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def cells(self, workload: str, prompts: Sequence[Sequence[int]], streams: int) -> dict[str, Cell]:
@@ -113,9 +114,9 @@ class Bench:
         engine.scheduler.pool.clear_cache()  # its blocks were written over by the other arms
         before = _counts(engine)
         outputs: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
-        params = SamplingParams(max_tokens=self.max_tokens, temperature=0.0)
         start = time.perf_counter()
         for i, prompt in enumerate(prompts):
+            params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=i)
             engine.add(Request(id=str(i), prompt=prompt, params=params, speculation=mode, cache_salt=salt))
         while engine.has_work:
             for request, piece in engine.step():
@@ -188,6 +189,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--prompts", type=int, default=16, help="of each workload, or as many as streams if more")
     parser.add_argument("--max-tokens", type=int, default=96, help="of every answer")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of all answers, each with a seed")
     parser.add_argument("--short", action="store_true", help="about five minutes on two cores: a part of all that")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cpu-time", action="store_true", help="of this process, not of the wall: on a shared machine")
@@ -210,7 +212,7 @@ def main() -> None:
     longest = max(len(prompt) for prompts in workloads.values() for prompt in prompts) + args.max_tokens
     engines = make_engines(args, model, path, longest)
     args.arms = list(engines)
-    for line in report(args, Bench(engines, args.max_tokens), workloads):
+    for line in report(args, Bench(engines, args.max_tokens, args.temperature), workloads):
         print(line, flush=True)
 
 

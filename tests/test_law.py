@@ -177,7 +177,11 @@ def device(request: pytest.FixtureRequest, late_device: Any) -> Iterator[Device]
     assert (late.drawn + late.asked > 0) is (request.param == "late")
 
 
-@pytest.mark.parametrize(("family", "settings"), [("llama", EVERY_SETTING), ("qwen3", EVERY_PAIR)])
+@pytest.mark.parametrize(
+    ("device", "family", "settings"),
+    [("host", "llama", EVERY_SETTING), ("late", "llama", EVERY_PAIR), ("host", "qwen3", EVERY_PAIR)],
+    indirect=["device"],
+)
 def test_tiny_models_keep_the_law(
     family: str, settings: Sequence[Setting], device: Any, request: pytest.FixtureRequest
 ) -> None:
@@ -233,8 +237,11 @@ def test_trees_keep_the_law(
     assert accepted > 40
 
 
-@pytest.mark.parametrize("topk", [1, 3])
-@pytest.mark.parametrize("kind", ["random", "right"])
+@pytest.mark.parametrize(
+    ("device", "kind", "topk"),
+    [*itertools.product(["host"], ["random", "right"], [1, 3]), ("late", "random", 1), ("late", "right", 3)],
+    indirect=["device"],
+)
 def test_eagle_keeps_the_law(
     kind: str,
     topk: int,
@@ -262,7 +269,11 @@ def test_eagle_keeps_the_law(
     assert accepted > (0 if kind == "random" else 100)
 
 
-@pytest.mark.parametrize("router", ["payoff", "threshold", "score"])
+@pytest.mark.parametrize(
+    ("device", "router"),
+    [("host", "payoff"), ("host", "threshold"), ("host", "score"), ("late", "payoff")],
+    indirect=["device"],
+)
 def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path, first_layer_eagle: Any) -> None:
     """All sources at once, chosen by a predictor that knows nothing and learns nonsense with every label; beside
     requests that want one of them or none."""
@@ -347,7 +358,7 @@ def test_exits_leave_the_kv_of_plain_decoding(
 
 
 @pytest.mark.demo
-@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize(("device", "activations"), [("host", "float"), ("late", "int8")], indirect=["device"])
 def test_the_demo_model_keeps_the_law(device: Device, demo_path: Path, activations: Activations) -> None:
     model = load(demo_path, "auto", activations)  # as it is served: blocks for few rows, fp32 panels for more
     settings = [Setting(late=2, chunk=24, blocks=TINY_POOL)]

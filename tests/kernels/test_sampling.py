@@ -392,7 +392,7 @@ def odd_params(rng: np.random.Generator) -> LogitParams:
 def test_the_quick_way_finds_the_token_of_the_plain_one(native: NativeOps) -> None:
     """Rows of odd lengths, and whatever shapes them."""
     rng, num_quick = np.random.default_rng(5), 0
-    for i in range(3000):
+    for i in range(1500):
         size = int(rng.choice([1, 2, 7, 15, 16, 17, 95, 96, 97, 200, 3000]))
         row, params = odd_row(rng, size), odd_params(rng)
         history = history_of(params, rng.integers(0, size, 5).tolist(), rng.integers(0, size, 9).tolist())
@@ -409,7 +409,7 @@ def test_the_quick_way_finds_the_token_of_the_plain_one(native: NativeOps) -> No
         expected, found = (outcome(row, params, history, banned, noise, mask) for noise in (plain, quick))
         assert found == expected, (size, params)
         num_quick += bool(asked) and asked[0] is not None
-    assert num_quick > 1000
+    assert num_quick > 500
 
 
 def outcome(row: Row, *given: Any) -> int | str:

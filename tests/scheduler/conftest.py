@@ -209,7 +209,8 @@ def build_request(name: str, prompt: Sequence[int], **fields: object) -> Request
 
 @pytest.fixture(params=["host", "late"])
 def make_engine(request: pytest.FixtureRequest, late_device: Callable[[], Device]) -> Callable[..., Engine]:
-    """Engines whose passes end in the step that begins them, and engines whose passes end in the next."""
+    """Engines whose passes end in the step that begins them, and engines whose passes end in the next. Tests that draw
+    examples share them out between the two."""
 
     def build(**fields: object) -> Engine:
         device = HostDevice() if request.param == "host" else late_device()

@@ -31,7 +31,7 @@ def serve(engine, drain, requests):
     return drain(engine, requests)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_any_mix_keeps_the_law(make_engine, drain, make_request, scripted, json_vocabulary, seed):
     """Alone without drafts, and all together with drafts that lie, in pools that preempt."""

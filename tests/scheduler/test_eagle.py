@@ -20,7 +20,7 @@ def answer_of(make_engine, drain, make_request, prompt, **fields):
     return drain(engine)["ref"].tokens
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_any_agreement_keeps_the_law(make_engine, drain, make_request, exiting, watch, eagle_of, caplog, seed):
     """Chains and trees beside windows of exits, suffix drafts and plain decoding, with little memory."""

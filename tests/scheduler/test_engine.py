@@ -58,7 +58,7 @@ def test_zero_tokens_computes_the_prompt_alone(make_engine, drain, make_request)
     assert len(found.slices[0].prompt_logprobs) == len(PROMPT) - 1
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_any_mix_of_drafts_pool_sizes_and_arrivals_keeps_the_law(make_engine, drain, make_request, scripted, seed):
     rnd = random.Random(seed)

@@ -25,7 +25,7 @@ def answer_of(make_engine, drain, make_request, exiting, prompt, **fields):
     return drain(engine)["ref"].tokens
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_any_script_of_agreement_keeps_the_law(make_engine, drain, make_request, exiting, watch, caplog, seed):
     rnd = random.Random(seed)

@@ -25,7 +25,7 @@ def drafter_for(rnd, kinds, answer):
     return kind(answer, wrong=rnd.choice([0.0, 0.3, 0.7]), seed=rnd.random()) if kind else NoDrafter()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_any_trees_keep_the_law(
     make_engine, drain, make_request, exiting, watch, scripted, scripted_trees, caplog, seed
