@@ -35,7 +35,7 @@ PARTS: Final[Mapping[str, Part]] = {
     "sampling": sampling,
     "engine": engine_modes,
 }
-SECONDS: Final = {"floor": 20, "attention": 30, "products": 15, "passes": 45, "sampling": 15, "engine": 60}  # at most
+SECONDS: Final = {"floor": 20, "attention": 30, "products": 15, "passes": 45, "sampling": 15, "engine": 80}  # at most
 LEAST: Final = 2.0  # seconds; with fewer a part does not even begin
 
 
@@ -100,11 +100,11 @@ def plan(found: Sequence[Form]) -> Iterator[Job]:
     quick = [form for form in found if not form.deterministic]
     exact = [form for form in found if form.deterministic and form.quantization == "none"]
     small = [form for form in found if form.quantization != "none"]
-    first = [*quick[:1], *exact[:1]]
-    order = [("floor", quick[:1])]
-    order += [(part, [form]) for form in first for part in ("passes", "engine")]
-    order += [("attention", first), ("products", [*first, *small]), ("sampling", quick[:1]), ("passes", small)]
-    order += [("passes", quick[1:-1]), ("attention", quick[1:])]  # the last is the reference: whole passes take it long
+    best, first = quick[:1], [*quick[:1], *exact[:1]]
+    order = [("floor", best), ("passes", best), ("engine", best), ("attention", first)]
+    order += [("products", [*first, *small]), ("sampling", best), ("passes", exact[:1]), ("engine", exact[:1])]
+    # The last of the quick ones is the reference: whole passes take it long.
+    order += [("passes", [*small, *quick[1:-1]]), ("attention", quick[1:])]
     return (Job(part, form, SECONDS[part]) for part, some in order for form in some)
 
 
