@@ -91,6 +91,17 @@ def test_a_pass_has_the_same_bits(alone: Transformer, shared: LeadingTransformer
     assert answers(engine_for(shared), "off") == expected
 
 
+def test_rounded_inputs_keep_their_bits_too(deep_agreeing_path: Path) -> None:
+    kernels = choose_kernels("cpu", CPU, torch.float32, "int8", activations="int8")
+    alone = load_model(deep_agreeing_path, kernels, torch.float32, CPU)
+    shared = load_parallel(Job(deep_agreeing_path, 2, "cpu", "cpu", torch.float32, "int8", activations="int8"))
+    try:
+        assert all(layer.qkv.rounds for layer in shared.layers)
+        assert answers(engine_for(shared), "suffix") == answers(engine_for(alone), "off")
+    finally:
+        shared.close()
+
+
 @pytest.mark.parametrize("mode", ["suffix", "early_exit", "hispec"])
 def test_drafts_change_no_token(shared: LeadingTransformer, expected: list[list[int]], mode: Mode) -> None:
     engine = engine_for(shared)

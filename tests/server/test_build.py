@@ -54,6 +54,21 @@ def test_a_model_without_exits_has_no_such_modes(deep_llama_path: Path, exits: s
         build(deep_llama_path, exits=exits, speculation="hispec")
 
 
+def test_rounded_inputs_reach_every_product_and_drafts_change_no_token(deep_agreeing_path: Path) -> None:
+    engine = build(deep_agreeing_path, exits="1,2", quantization="int8", activations="int8")
+    layers = engine._runner.model.layers
+    assert all(part.rounds for layer in layers for part in (layer.qkv, layer.output, layer.up, layer.down))
+    assert engine._runner.model.head.rounds
+    plain, _ = generate(engine, speculation="off")
+    for mode in ("suffix", "early_exit"):
+        assert generate(engine, speculation=mode)[0] == plain
+
+
+def test_rounded_inputs_need_blocks(tiny_llama_path: Path) -> None:
+    with pytest.raises(KernelUnavailable, match="activations: int8 .* quantization: auto "):
+        build(tiny_llama_path, activations="int8")
+
+
 def test_an_eagle_head_gives_one_more_mode(
     deep_llama_path: Path, tmp_path: Path, tiny_eagle: EagleConfig, eagle_tensors: Any
 ) -> None:
