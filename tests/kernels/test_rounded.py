@@ -139,7 +139,7 @@ def test_with_int8_activations_the_model_s_own_weights_meet_rounded_inputs(
 @pytest.mark.parametrize("quantization", ["none", "auto"])
 def test_int8_activations_need_blocks(quantization: Quantization) -> None:
     chosen = choose_kernels("cpu", torch.device("cpu"), torch.float32, quantization, activations="int8")
-    with pytest.raises(KernelUnavailable, match=f"activations: int8 .* quantization: {quantization} "):
+    with pytest.raises(KernelUnavailable, match=rf"activations: int8 .* quantization: {quantization} "):
         chosen.pack(make_layer(96, 70)[0])
 
 

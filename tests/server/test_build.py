@@ -65,7 +65,7 @@ def test_rounded_inputs_reach_every_product_and_drafts_change_no_token(deep_agre
 
 
 def test_rounded_inputs_need_blocks(tiny_llama_path: Path) -> None:
-    with pytest.raises(KernelUnavailable, match="activations: int8 .* quantization: auto "):
+    with pytest.raises(KernelUnavailable, match=r"activations: int8 .* quantization: auto "):
         build(tiny_llama_path, activations="int8")
 
 
