@@ -21,6 +21,7 @@ from verdraft.kernels.base import Batch, KernelUnavailable, LayerKV
 from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.config import read_config
+from verdraft.model.errors import ModelError
 from verdraft.model.followers import Followers, end_with_leader
 from verdraft.model.load import load_model
 from verdraft.model.part import Part, check_divides
@@ -172,8 +173,10 @@ def _heard(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
 def load_parallel(job: Job) -> LeadingTransformer:
     """The leader of job.size processes, the others of which are started here and end with this one.
 
-    Raises ModelError, or KernelUnavailable where there are not enough GPUs.
+    Raises ModelError, also while this process leads another model; KernelUnavailable where there are not enough GPUs.
     """
+    if dist.is_initialized():
+        raise ModelError("tensor_parallel: this process already leads a model, or uses torch.distributed otherwise")
     check_divides(read_config(job.path), job.size)
     if job.device == "cuda" and job.size > torch.cuda.device_count():
         raise KernelUnavailable(f"tensor_parallel: {job.size} GPUs are needed, torch finds {torch.cuda.device_count()}")

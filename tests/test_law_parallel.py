@@ -86,20 +86,24 @@ def expected(alone: Transformer) -> list[list[int]]:
     return answers(engine_for(alone), "off")
 
 
-def test_a_pass_has_the_same_bits(alone: Transformer, shared: LeadingTransformer, expected: list[list[int]]) -> None:
-    assert shared.kv_bytes_per_token == alone.kv_bytes_per_token // 2
-    assert answers(engine_for(shared), "off") == expected
-
-
 def test_rounded_inputs_keep_their_bits_too(deep_agreeing_path: Path) -> None:
+    """First in this file: a process leads one model at a time, and `shared` stays to the end."""
     kernels = choose_kernels("cpu", CPU, torch.float32, "int8", activations="int8")
     alone = load_model(deep_agreeing_path, kernels, torch.float32, CPU)
     shared = load_parallel(Job(deep_agreeing_path, 2, "cpu", "cpu", torch.float32, "int8", activations="int8"))
     try:
         assert all(layer.qkv.rounds for layer in shared.layers)
         assert answers(engine_for(shared), "suffix") == answers(engine_for(alone), "off")
+        with pytest.raises(ModelError, match="tensor_parallel: this process already leads a model"):
+            load_parallel(Job(deep_agreeing_path, 2, "cpu", "cpu", torch.float32))
+        assert answers(engine_for(shared), "off") == answers(engine_for(alone), "off")
     finally:
         shared.close()
+
+
+def test_a_pass_has_the_same_bits(alone: Transformer, shared: LeadingTransformer, expected: list[list[int]]) -> None:
+    assert shared.kv_bytes_per_token == alone.kv_bytes_per_token // 2
+    assert answers(engine_for(shared), "off") == expected
 
 
 @pytest.mark.parametrize("mode", ["suffix", "early_exit", "hispec"])
