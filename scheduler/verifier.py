@@ -34,12 +34,14 @@ _Rest = tuple[list[int] | None, Noise, NDArray[np.bool_] | None]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a pass found out about one sequence. `tokens` are the accepted ones and one recovered or bonus token."""
+    """What a pass found out about one sequence. `tokens` are the accepted ones and one recovered or bonus token;
+    `spoilt`: some row, if only of the draft, was not finite."""
 
     work: Work
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    spoilt: bool = False
 
     @property
     def path(self) -> list[int]:
@@ -127,10 +129,11 @@ class Verifier:
         """`tokens` are the law's, as the device has found them; row i behind node i - 1 of the draft."""
         if not tokens.size or work.seq.finished:
             return Verified(work)
+        spoilt = BAD in tokens
         try:
-            return Verified(work, tuple(verify(work.draft, lambda i: _known(tokens[i]))))
+            return Verified(work, tuple(verify(work.draft, lambda i: _known(tokens[i]))), spoilt=spoilt)
         except BadLogits:  # as in _accept
-            return Verified(work, (_known(tokens[0]),))
+            return Verified(work, (_known(tokens[0]),), spoilt=spoilt)
 
     def _verify_one(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> Verified:
         if work.seq.finished:  # while the pass was under way
@@ -140,7 +143,7 @@ class Verifier:
             return Verified(work, prompt_logprobs=scored)
         num = len(work.draft.tokens) + 1
         tokens = self._accept(work, logits[-num:], best[-num:])
-        return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored)
+        return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored, BAD in best)
 
     def _accept(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> list[int]:
         """Row i of `logits` belongs to node i - 1 of the draft, row 0 to the last known token."""

@@ -153,6 +153,21 @@ def test_scripted_trees_change_no_token(
     assert accepted(engine, "eagle") > 0
 
 
+def test_blocks_with_nan_are_wiped_in_every_process(shared: LeadingTransformer, expected: list[list[int]]) -> None:
+    """All processes go on in step behind a request that fails, in the blocks that it had."""
+    token, engine = 7, engine_for(shared)
+    with torch.inference_mode():
+        before = shared.embedding[token].clone()
+        shared.embedding[token] = torch.nan
+    engine.add(Request(id="bad", prompt=[token] * 300, params=SamplingParams(max_tokens=4)))
+    while engine.has_work:
+        finishes = [piece.finish for _, piece in engine.step()]
+    with torch.inference_mode():
+        shared.embedding[token] = before
+    assert finishes == ["error"]
+    assert answers(engine, "off") == expected
+
+
 def test_parts_of_a_weight_are_the_weight() -> None:
     weight = torch.arange(24.0).view(12, 2)
     assert torch.equal(torch.cat([Part(rank, 3).rows(weight) for rank in range(3)]), weight)

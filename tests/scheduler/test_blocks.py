@@ -34,9 +34,11 @@ def test_eviction_takes_the_tail_of_the_oldest_sequence_first():
 
 def test_forgotten_blocks_serve_nobody():
     pool = BlockPool(2)
-    blocks = pool.allocate(1)
+    blocks = pool.allocate(2)
     pool.remember(blocks[0], b"key")
-    pool.forget(blocks)
+    assert pool.match([b"key"]) == blocks[:1]
+    assert pool.forget(blocks) == blocks[1:]
+    pool.release(blocks[:1])
     pool.release(blocks)
     assert pool.match([b"key"]) == []
     assert pool.num_available == 2

@@ -1,0 +1,91 @@
+"""NaN that a request or a draft leaves in the KV pool reaches nobody, whatever the attention kernel does with it."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from verdraft.kernels.base import Batch
+from verdraft.kernels.torch_ref import TorchKernels, TorchKV, visible
+from verdraft.model.load import load_model
+from verdraft.model.transformer import Transformer
+from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.device import Device, HostDevice
+from verdraft.scheduler.engine import Engine
+
+CPU = torch.device("cpu")
+POISON = 7  # a token whose embedding is NaN
+PROMPT = [50, 60, 70, 80, 90]
+
+
+class Careless(TorchKernels):
+    """Multiplies by 0 what a query must not see, up to the end of its last page: NaN there spoils the sum, as in masked
+    tiles of flash-attention. In float64, so that no draft changes a token by rounding."""
+
+    def attend(self, q: Tensor, layer_kv: TorchKV, batch: Batch, scale: float) -> Tensor:
+        out, size, group = torch.empty_like(q), layer_kv.k.shape[1], q.shape[1] // layer_kv.k.shape[2]
+        cu_q = batch.cu_q.tolist()
+        for row, length in enumerate(batch.seq_lens.tolist()):
+            begin, end = cu_q[row], cu_q[row + 1]
+            whole = -(-length // size) * size
+            k, v = (x.double().repeat_interleave(group, 1) for x in layer_kv.context(batch.pages[row], whole))
+            seen = torch.zeros(end - begin, whole, dtype=torch.bool)
+            seen[:, :length] = visible((), end - begin, length)
+            scores = torch.einsum("qhd,khd->hqk", q[begin:end].double(), k) * scale
+            weights = scores.where(seen, -torch.inf).softmax(-1)
+            out[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).float()
+        return out
+
+
+@pytest.fixture
+@torch.inference_mode()
+def model(tiny_llama_path: Path) -> Transformer:
+    found = load_model(tiny_llama_path, Careless(), torch.float32, CPU)
+    found.embedding[POISON] = torch.nan
+    return found
+
+
+@pytest.fixture(params=["host", "late"])
+def fresh(model: Transformer, request: pytest.FixtureRequest, late_device: Callable[[], Device]) -> Engine:
+    """Of 5 blocks, so that every request gets those of the one before."""
+    device = HostDevice() if request.param == "host" else late_device()
+    config = EngineConfig(max_model_len=64, num_blocks=5, block_size=16, max_num_seqs=4, max_batch_tokens=64)
+    return Engine(model, config, device=device)
+
+
+@pytest.fixture
+def answer(fresh: Engine, drain: Any, make_request: Any) -> list[int]:
+    """Where nobody has left anything."""
+    fresh.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True, speculation="off"))
+    tokens: list[int] = drain(fresh)["a"].tokens
+    assert len(tokens) == 20
+    assert POISON not in tokens
+    return tokens
+
+
+def test_a_request_that_fails_leaves_nothing_to_the_next(
+    fresh: Engine, answer: list[int], drain: Any, make_request: Any
+) -> None:
+    for name in ("a", "b"):
+        fresh.add(make_request("bad", [*PROMPT, *[POISON] * 40], max_tokens=9, ignore_eos=True))
+        assert drain(fresh)["bad"].finish == "error"
+        fresh.add(make_request(name, PROMPT, max_tokens=20, ignore_eos=True, speculation="off"))
+        assert drain(fresh)[name].tokens == answer
+    assert fresh.counters().corrupted == 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+def test_a_draft_spoils_neither_the_tokens_before_it_nor_the_next_request(
+    fresh: Engine, answer: list[int], drain: Any, make_request: Any, temperature: float
+) -> None:
+    plain = fresh.counters().iteration_tokens
+    for name in ("a", "b"):
+        prediction = [*answer[:4], *[POISON] * 8, *answer[12:]]
+        fields = {"max_tokens": 20, "ignore_eos": True, "prediction": prediction, "temperature": temperature}
+        fresh.add(make_request(name, PROMPT, **fields))
+        assert drain(fresh)[name].tokens == answer
+    assert fresh.counters().iteration_tokens > 2 * plain + 8, "some of it was drafted"
+    assert fresh.counters().corrupted == 0
