@@ -163,7 +163,7 @@ class Bench:
         first, right = 0, []
         for head in self.exits.heads:
             hidden = model.forward(hidden, batch, pool, first, head.layer)
-            chosen = head.token_ids[head.logits(hidden[-len(answer) :]).argmax(axis=1)]
+            chosen = head.token_ids[head.logits(hidden[-len(answer) :]).argmax(1).cpu().numpy()]
             right.append(int((chosen == np.array(answer)).sum()))
             first = head.layer
         return right[0], right[1], len(answer)

@@ -15,7 +15,7 @@ Scores = NDArray[np.float64]
 
 LOGPROB_FLOOR = -9999.0
 _HUGE = 1e300  # keeps extreme penalties finite, so that they never look like a mask
-_FIRST = 128  # likeliest tokens, looked at before all others, of which about V / 128 at most can then still win
+LIKELIEST = 128  # tokens are looked at before all others, of which about V / 128 at most can then still win
 _MOST = 1e30  # of a logit that the quick way can deal with
 _SLACK = 1e-9  # far above the rounding of a score, far below the gaps that matter
 
@@ -178,7 +178,7 @@ def leading_tokens(
     names: IntArray | None = None,
 ) -> tuple[IntArray, Scores]:
     """For a draft: at most `count` tokens that choose_token may give where the true row resembles `row`, the likeliest
-    first, and the share of each. Only the _FIRST likeliest tokens of `row` can be among them.
+    first, and the share of each. Only the LIKELIEST likeliest tokens of `row` can be among them.
 
     `names` are the tokens that `row` speaks of if these are not all; then nothing may be banned, masked or penalised.
     Raises BadLogits, AllTokensMasked.
@@ -192,7 +192,7 @@ def leading_tokens(
             scores /= params.temperature
     greedy = params.temperature == 0.0
     tokens, scores = kept_tokens(scores, LogitParams(temperature=0.0) if greedy else params)
-    first = largest(scores, min(_FIRST, scores.size))
+    first = largest(scores, min(LIKELIEST, scores.size))
     tokens, scores = tokens[first], scores[first]
     if names is not None:
         tokens = names[tokens]
@@ -269,7 +269,7 @@ def _noisy_argmax(tokens: IntArray, scores: Scores, noise: Noise) -> int:
     The likeliest tokens go first. Any other one wins only with a noise that bridges the gap between the best of these
     and their lowest score; which tokens have that is told by their words alone, and few do.
     """
-    first = head(scores, _FIRST)
+    first = head(scores, LIKELIEST)
     words = noise.row_words(scores.size) if tokens[-1] < tokens.size else noise.words(tokens)
     noisy = scores[first] + to_gumbel(words[first])
     leader = first[noisy.argmax()]

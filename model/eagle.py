@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, DrafterWeights, FusedDrafter, Kernels, LayerForm, LayerKV, LayerWeights
@@ -139,11 +137,10 @@ class EagleHead:
         hidden = self.layer.add_to(residual, torch.cat((embedded, normed), -1), batch, pool[0], place)
         return self.final_norm(hidden) if self.config.norm_output else hidden
 
-    def logits(self, hidden: Tensor) -> NDArray[np.float32]:  # [n, hidden] -> [n, R]
+    def logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, R] float32
         """Scores over `token_ids` of what follows, from what `forward` returned."""
         normed = hidden if self.config.norm_output else self.final_norm(hidden)
-        scores: NDArray[np.float32] = self.kernels.linear(normed, self.projection).float().cpu().numpy()
-        return scores
+        return self.kernels.linear(normed, self.projection).float()
 
 
 def assemble_eagle(

@@ -29,10 +29,9 @@ class ExitHead:
     adapt: Adapt
     projection: Any  # packed [R, hidden]
 
-    def logits(self, hidden: Tensor) -> NDArray[np.float32]:  # [n, hidden] -> [n, R]
+    def logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, R] float32
         """Scores of the next token at each of n positions, over `token_ids`."""
-        scores: NDArray[np.float32] = self.kernels.linear(self.adapt(hidden), self.projection).float().cpu().numpy()
-        return scores
+        return self.kernels.linear(self.adapt(hidden), self.projection).float()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from verdraft.kernels.base import CHAINS, Batch, LayerKV
+from verdraft.kernels.base import Batch, LayerKV
 from verdraft.model.transformer import Transformer
 
 logger = logging.getLogger("verdraft.recordings")
@@ -132,7 +132,7 @@ def empty_batch(size: Size, page_size: int, device: torch.device) -> Batch:
         positions=zeros(size.tokens, dtype=torch.int64),
         max_q=size.tokens,
         max_k=size.width * page_size,
-        parents=zeros(size.tokens) if size.tree else CHAINS.to(device),
+        parents=zeros(size.tokens if size.tree else 0),
     )
 
 

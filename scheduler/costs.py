@@ -60,8 +60,8 @@ def measure_exits(
         full=full,
         lowest=measure.table(lambda size: measure.layers(size, 0, draft.layer)),
         middle=measure.table(lambda size: measure.layers(size, draft.layer, check.layer)),
-        draft_head=measure.table(lambda size: draft.logits(measure.hidden(size))),
-        check_head=measure.table(lambda size: check.logits(measure.hidden(size))),
+        draft_head=measure.table(lambda size: measure.finish(draft.logits(measure.hidden(size)))),
+        check_head=measure.table(lambda size: measure.finish(check.logits(measure.hidden(size)))),
     )
 
 
@@ -82,7 +82,7 @@ def measure_eagle(
     return EagleCosts(
         extend=measure.table(lambda size: layer(size, features(size))),
         layer=measure.table(lambda size: layer(size, fused(size))),
-        head=measure.table(lambda size: head.logits(fused(size))),
+        head=measure.table(lambda size: measure.finish(head.logits(fused(size)))),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -62,6 +62,10 @@ class Device(Protocol):
         """Let the device do this after all that it was given before. It reads no memory of the host."""
         ...
 
+    def fetch(self, tensors: Seq[Tensor]) -> list[NDArray[Any]]:
+        """All of these where the host can read them; waits."""
+        ...
+
 
 class HostDevice:
     """The CPU."""
@@ -76,6 +80,9 @@ class HostDevice:
         computed = work()
         found = Found(computed.tokens.numpy(), computed.logits.numpy(), computed.taps)
         return lambda: found
+
+    def fetch(self, tensors: Seq[Tensor]) -> list[NDArray[Any]]:
+        return [tensor.numpy() for tensor in tensors]
 
 
 class CudaDevice:
@@ -94,15 +101,28 @@ class CudaDevice:
 
     def start(self, work: Callable[[], Computed]) -> Read:
         computed = work()
-        tokens, logits = _to_host(computed.tokens), _to_host(computed.logits)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
+        read = _on_its_way([computed.tokens, computed.logits])
 
-        def read() -> Found:
-            done.synchronize()
-            return Found(tokens.numpy(), logits.numpy(), computed.taps)
+        def found() -> Found:
+            tokens, logits = read()
+            return Found(tokens, logits, computed.taps)
 
-        return read
+        return found
+
+    def fetch(self, tensors: Seq[Tensor]) -> list[NDArray[Any]]:
+        return _on_its_way(tensors)()
+
+
+def _on_its_way(tensors: Seq[Tensor]) -> Callable[[], list[NDArray[Any]]]:
+    """Copies of these on the host, for whoever calls what this returns, which waits."""
+    hosts, done = [_to_host(tensor) for tensor in tensors], torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def read() -> list[NDArray[Any]]:
+        done.synchronize()
+        return [host.numpy() for host in hosts]
+
+    return read
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.costs import measure_eagle
 from verdraft.scheduler.features import Features
 from verdraft.scheduler.growth import DraftGrower, Growth, SeenBlocks
+from verdraft.scheduler.hearing import Listener
 from verdraft.scheduler.request import Mode
 from verdraft.scheduler.runner import Runner
 from verdraft.scheduler.scheduler import Scheduler
@@ -49,8 +51,9 @@ class EagleDrafter:
         pool = head.new_pool(config.num_blocks, config.block_size)
         vocab_size = runner.model.config.vocab_size
         seen = SeenBlocks(config.block_size)
+        listener = Listener(head, runner.device, runner.model.device)
         self._grower = DraftGrower(
-            head, pool, config.block_size, vocab_size, law, self.calibration, seen, runner.device
+            head, listener, pool, config.block_size, vocab_size, law, self.calibration, seen, runner.device
         )
 
     @property
@@ -97,7 +100,11 @@ class EagleDrafter:
         work, seq = result.work, result.work.seq
         known, path = work.num_tokens - len(work.draft.tokens), result.path
         kept = known + len(path)  # copies, so that the pass's other rows can go
-        rows = rows[[*range(known), *(known + node for node in path)]] if work.draft.parents else rows[:kept].clone()
+        if work.draft.parents:
+            places = np.array([*range(known), *(known + node for node in path)], np.int64)
+            rows = rows[self._runner.device.put([places])[0]]
+        else:
+            rows = rows[:kept].clone()
         if seq.features is None or seq.features.end != work.start:
             first = self._grower.seen.reach(seq, work.start)
             rows = rows[max(0, first - work.start) :]

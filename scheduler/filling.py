@@ -6,12 +6,14 @@ segments of a drafted token are computed once, and the full pass goes on from th
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from verdraft.model.exit_head import ExitHead, Exits
+from verdraft.model.exit_head import Exits
+from verdraft.scheduler.hearing import Asked, Guess, Listener
 from verdraft.scheduler.passed import Rows
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.runner import Runner
@@ -46,13 +48,20 @@ class Filling:
         return Work(self.seq, start, len(self.seq.tokens) + len(drafted) - start, Draft(drafted))
 
 
-@dataclass(frozen=True, slots=True)
 class WindowFiller:
-    """Runs drafting rounds and checks; owns no state."""
+    """Runs drafting rounds and checks; owns no state of sequences."""
 
-    exits: Exits
-    runner: Runner
-    law: Law
+    def __init__(self, exits: Exits, runner: Runner, law: Law) -> None:
+        self.runner, self.law = runner, law
+        self._heads = [Listener(head, runner.device, runner.model.device) for head in exits.heads]
+
+    @property
+    def _draft(self) -> Listener:
+        return self._heads[0]
+
+    @property
+    def _check(self) -> Listener:
+        return self._heads[1]
 
     def fill(self, seqs: Seq[Sequence], limits: Seq[int]) -> list[Draft]:
         """A draft of at most limits[i] > 0 tokens for each decoding sequence, which has blocks for them."""
@@ -70,12 +79,11 @@ class WindowFiller:
         """What L_i thinks of each token of the sequences' drafts; they have blocks for them. Changes no draft."""
         works = [Work(seq, seq.computed[-1], 1 + len(seq.draft.tokens), seq.draft) for seq in seqs]
         hidden, counts = self._run(works, depth=2)
-        scores, head = self.exits.check.logits(hidden), self.exits.check
-        parts = np.split(scores, np.cumsum(counts)[:-1])
-        return [
-            [_plausible(head, row, token) for row, token in zip(rows, seq.draft.tokens, strict=False)]
-            for seq, rows in zip(seqs, parts, strict=True)
-        ]
+        first = zip(works, _starts(counts), strict=True)
+        rows = [start + i for work, start in first for i in range(len(work.draft.tokens))]
+        tokens = list(chain.from_iterable(work.draft.tokens for work in works))
+        verdicts = iter(self._check.behind(hidden, rows, tokens) <= PLAUSIBLE)
+        return [[bool(next(verdicts)) for _ in work.draft.tokens] for work in works]
 
     def _draft_of(self, filling: Filling) -> Draft:
         tokens = tuple(filling.window.tokens)
@@ -87,41 +95,46 @@ class WindowFiller:
                 self._draft_round(drafting)
             checking = [filling for filling in fillings if filling.window.wants_check]
             if checking:
-                self._check(checking)
+                self._check_round(checking)
             fillings = [filling for filling in fillings if not filling.window.closed]
 
     def _draft_round(self, fillings: list[Filling]) -> None:
         """One more token for each at L_d."""
         hidden, counts = self._pass(fillings, depth=1)
-        head = self.exits.draft
-        scores = head.logits(hidden[np.cumsum(counts) - 1])
-        for filling, row in zip(fillings, scores, strict=True):
+        last = np.cumsum(counts) - 1
+        asked = [Asked(row, one.seq, len(one.window.tokens)) for row, one in zip(last.tolist(), fillings, strict=True)]
+        for filling, said in zip(fillings, self._draft.guesses(hidden, asked), strict=True):
             window = filling.window
             filling.hold(window.tokens)
             try:
-                token = self._guess(head, filling.seq, len(window.tokens), row)
+                token = self._token(self._draft, filling.seq, len(window.tokens), said)
             except NO_TOKEN:  # at a head of few tokens, or one that fails
                 window.closed = True
             else:
-                window.draft(token, self._sure(head, window, token, row))
+                window.draft(token, _sure(self._draft, window, token, said))
 
-    def _check(self, fillings: list[Filling]) -> None:
+    def _check_round(self, fillings: list[Filling]) -> None:
         """L_i's own tokens as far as L_d agrees, and one more."""
         hidden, counts = self._pass(fillings, depth=2)
-        scores = self.exits.check.logits(hidden)
-        for filling, rows in zip(fillings, np.split(scores, np.cumsum(counts)[:-1]), strict=True):
-            self._check_one(filling, rows)
+        asked = [
+            Asked(start + j, one.seq, one.window.num_checked + j)
+            for one, start, count in zip(fillings, _starts(counts), counts, strict=True)
+            for j in range(count)
+        ]
+        said = iter(self._check.guesses(hidden, asked))
+        for filling, count in zip(fillings, counts, strict=True):
+            self._check_one(filling, list(islice(said, count)))
 
-    def _check_one(self, filling: Filling, rows: Rows) -> None:
-        """Row j belongs to the checked tokens and the first j unchecked ones."""
-        seq, window, head = filling.seq, filling.window, self.exits.check
+    def _check_one(self, filling: Filling, said: list[Guess | Rows]) -> None:
+        """said[j] belongs to the checked tokens and the first j unchecked ones."""
+        seq, window, head = filling.seq, filling.window, self._check
         ahead, unchecked = window.num_checked, window.unchecked
         filling.hold(window.tokens[:ahead])
         try:
-            tokens = accept(seq, Draft(unchecked), lambda j, _: self._guess(head, seq, ahead + j, rows[j]))
+            tokens = accept(seq, Draft(unchecked), lambda j, _: self._token(head, seq, ahead + j, said[j]))
         except NO_TOKEN:
             tokens = []
-        sure = [self._sure(head, window, token, row) for token, row in zip(tokens, rows, strict=False)]
+        sure = [_sure(head, window, token, one) for token, one in zip(tokens, said, strict=False)]
         window.check(tokens, sure)
         # The last of L_i's tokens is not computed yet, even where L_d had drafted another one for its place.
         agreed = max(0, len(tokens) - 1)
@@ -139,27 +152,30 @@ class WindowFiller:
             work.seq.advance(depth, work.end, rows)
         return self.runner.stream(found), counts
 
-    def _guess(self, head: ExitHead, seq: Sequence, ahead: int, row: Rows) -> int:
+    def _token(self, head: Listener, seq: Sequence, ahead: int, said: Guess | Rows) -> int:
         """The law's token at this exit: the same noise and the same parameters as the target's, by position."""
-        best = int(head.token_ids[row.argmax()])
-        return self.law.token(seq, ahead, best, lambda: self._spread(row, head.token_ids))
+        if isinstance(said, Guess):
+            return said.known()
+        best = int(head.token_ids[said.argmax()])
+        return self.law.token(seq, ahead, best, lambda: self._spread(said, head.token_ids))
 
     def _spread(self, row: Rows, token_ids: NDArray[np.int64]) -> Rows:
         full = np.full(self.runner.model.config.vocab_size, -np.inf, np.float32)
         full[token_ids] = row
         return full
 
-    def _sure(self, head: ExitHead, window: Window, token: int, row: Rows) -> bool:
-        """Whether the head itself, without the request's parameters, gives its token enough probability."""
-        if window.cycle.confidence <= 0.0:
-            return True
-        chosen = row[np.searchsorted(head.token_ids, token)]
-        return bool(window.cycle.confidence * np.exp(row - chosen).sum() <= 1.0)
 
-
-def _plausible(head: ExitHead, row: Rows, token: int) -> bool:
-    """Whether the head gives the token a fair part of its likeliest token's probability; what it cannot say, passes."""
-    place = int(np.searchsorted(head.token_ids, token))
-    if place == len(head.token_ids) or head.token_ids[place] != token:
+def _sure(head: Listener, window: Window, token: int, said: Guess | Rows) -> bool:
+    """Whether the head itself, without the request's parameters, gives its token enough probability."""
+    confidence = window.cycle.confidence
+    if confidence <= 0.0:
         return True
-    return bool(row.max() - row[place] <= PLAUSIBLE)
+    if isinstance(said, Guess):
+        return said.prob >= confidence
+    chosen = said[np.searchsorted(head.token_ids, token)]
+    return bool(confidence * np.exp(said - chosen).sum() <= 1.0)
+
+
+def _starts(counts: list[int]) -> list[int]:
+    """The first row of each."""
+    return [0, *accumulate(counts)][:-1]

@@ -18,7 +18,7 @@ from verdraft.model.eagle import EagleHead
 from verdraft.scheduler.batches import HostBatch, block_tables, place, ragged, with_trees
 from verdraft.scheduler.device import Device
 from verdraft.scheduler.features import Features
-from verdraft.scheduler.passed import Rows
+from verdraft.scheduler.hearing import Asked, Listener, Peak
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import NO_TOKEN, Law
 from verdraft.spec.calibration import Calibration
@@ -73,6 +73,7 @@ class DraftGrower:
     """The head, its KV and the rules of choosing. Owns no state of sequences."""
 
     head: EagleHead
+    listener: Listener
     pool: Seq[LayerKV]
     block_size: int
     vocab_size: int
@@ -112,10 +113,11 @@ class DraftGrower:
     def _branch(self, growths: Seq[Growth]) -> None:
         """Children of every frontier node."""
         nodes = [(growth, node) for growth in growths for node in growth.growing.frontier]
-        scores = iter(self.head.logits(torch.cat([growth.outputs[node] for growth, node in nodes])))
+        asked = [Asked(i, g.seq, len(g.growing.path(node))) for i, (g, node) in enumerate(nodes)]
+        peaks = iter(self.listener.peaks(torch.cat([growth.outputs[node] for growth, node in nodes]), asked))
         for growth in growths:
             growing = growth.growing
-            growing.branch([self._children(growth.seq, growing, node, next(scores)) for node in growing.frontier])
+            growing.branch([self._children(growth.seq, growing, node, next(peaks)) for node in growing.frontier])
 
     def _look(self, growths: Seq[Growth]) -> None:
         """The drafter's output at every frontier node. A tree's earlier nodes are computed again beside them, because
@@ -141,27 +143,25 @@ class DraftGrower:
             first = end - len(frontier)
             growth.outputs |= {node: hidden[first + i, None].clone() for i, node in enumerate(frontier)}
 
-    def _children(self, seq: Sequence, growing: Growing, node: int, row: Rows) -> list[Branch]:
+    def _children(self, seq: Sequence, growing: Growing, node: int, peak: Peak) -> list[Branch]:
         """The law's own choice at this head first: the same noise and parameters as the target's, by position."""
         path = growing.path(node)
         try:
-            tokens, shares = self._leading(seq, path, row, growing.topk)
+            tokens, shares = self._leading(seq, path, peak, growing.topk)
         except NO_TOKEN:  # at a head of few tokens, or one that fails
             return []
         pairs = zip(tokens.tolist(), shares.tolist(), strict=True)
         return [Branch(token, share, self.calibration.of(share)) for token, share in pairs]
 
     def _leading(
-        self, seq: Sequence, path: list[int], row: Rows, count: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        names = self.head.token_ids
+        self, seq: Sequence, path: list[int], peak: Peak, count: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
         if self.law.leaves_raw(seq, len(path)):
             if seq.request.params.temperature > 0.0:
-                return self.law.leading(seq, len(path), row, count, names)
-            places, shares = _likeliest(row, count)
-            return names[places], shares
+                return self.law.leading(seq, len(path), peak.values, count, peak.names)
+            return peak.likeliest(count)
         full = np.full(self.vocab_size, -np.inf, np.float32)
-        full[names] = row
+        full[peak.names] = peak.values
         for token in path:
             seq.push(token)
         try:
@@ -182,14 +182,3 @@ class DraftGrower:
             [seq.blocks[features.first // self.block_size :] for seq, features in zip(seqs, known, strict=True)]
         )
         return ragged(np.array(counts), np.array(starts), tables, self.block_size)
-
-
-def _likeliest(row: Rows, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Indices of the largest values, the largest first, and their shares of probability."""
-    if count == 1:
-        order = np.array([row.argmax()])
-    else:
-        order = np.argpartition(-row, min(count, row.size - 1))[:count]
-        order = order[np.argsort(-row[order], kind="stable")]
-    weights = np.exp(row - row[order[0]])
-    return order, weights[order] / weights.sum(dtype=np.float64)

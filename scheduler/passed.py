@@ -53,12 +53,18 @@ def generates(seq: Sequence) -> bool:
     return seq.request.params.max_tokens != 0
 
 
-def can_be_drawn(seq: Sequence) -> bool:
-    """Whether logits, temperature and noise alone say which tokens come, and nobody wants to see the logits. So a
-    request's tokens are all found in the same place, whatever is drafted."""
-    request, params = seq.request, seq.request.params
+def is_plain(seq: Sequence) -> bool:
+    """Whether logits, temperature and noise alone say which tokens come."""
+    params = seq.request.params
     plain = (params.plain_greedy or params.plain_noisy) and not params.min_tokens
-    return plain and params.logprobs is params.prompt_logprobs is None and request.constraint is UNCONSTRAINED
+    return plain and seq.request.constraint is UNCONSTRAINED
+
+
+def can_be_drawn(seq: Sequence) -> bool:
+    """Whether nobody has to see the logits either. So a request's tokens are all found in the same place, whatever is
+    drafted."""
+    params = seq.request.params
+    return is_plain(seq) and params.logprobs is params.prompt_logprobs is None
 
 
 def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
@@ -75,14 +81,17 @@ def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
 
 
 def draw_arrays(plan: Seq[Work], spans: Seq[Span]) -> list[NDArray[np.generic]]:
-    """For every drawn token, in order: temperature, seed, choice and OUTPUT position (draws.Draws)."""
+    """`draws_of` every drawn token, in order."""
     chosen = [work for work, span in zip(plan, spans, strict=True) if span.drawn]
-    counts = [rows_wanted(work) for work in chosen]
-    depths = [depth for work, num in zip(chosen, counts, strict=True) for depth in [0, *work.draft.depths][:num]]
-    start = np.repeat(np.array([work.seq.num_output for work in chosen], np.int64), counts)
+    return draws_of([(work.seq, ahead) for work in chosen for ahead in [0, *work.draft.depths][: rows_wanted(work)]])
+
+
+def draws_of(places: Seq[tuple[Sequence, int]]) -> list[NDArray[np.generic]]:
+    """For the token `ahead` drafted ones behind those committed, of each (sequence, ahead): temperature, seed, choice
+    and OUTPUT position (draws.Draws)."""
     return [
-        np.repeat(np.array([work.seq.request.params.temperature for work in chosen], np.float64), counts),
-        np.repeat(np.array([work.seq.seed for work in chosen], np.int64), counts),
-        np.repeat(np.array([work.seq.request.choice for work in chosen], np.int64), counts),
-        start + np.array(depths, np.int64),
+        np.array([seq.request.params.temperature for seq, _ in places], np.float64),
+        np.array([seq.seed for seq, _ in places], np.int64),
+        np.array([seq.request.choice for seq, _ in places], np.int64),
+        np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
     ]

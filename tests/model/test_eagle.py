@@ -137,7 +137,7 @@ def test_a_head_computes_what_the_paper_says(
     torch.testing.assert_close(hidden, expected, **CLOSE)
     logits = head.logits(hidden)
     assert logits.shape == (36, len(IDS))
-    torch.testing.assert_close(torch.from_numpy(logits), reference.logits(expected), **CLOSE)
+    torch.testing.assert_close(logits, reference.logits(expected), **CLOSE)
 
     drafted = features[:36]
     for position in range(36, 39):  # feature of t - 1's row stands in for what the target would say of t
@@ -192,7 +192,7 @@ def test_one_call_and_single_operations_have_the_same_bits(
         features, tokens = torch.randn(sum(counts), 64), torch.randint(0, 320, (sum(counts),))
         found, expected = (h.forward(features, tokens, batch, p) for h, p in zip((head, single), pools, strict=False))
         assert torch.equal(found, expected)
-        assert np.array_equal(head.logits(found), np.concatenate([head.logits(row[None]) for row in found]))
+        assert torch.equal(head.logits(found), torch.cat([head.logits(row[None]) for row in found]))
         if len(counts) == 2:
             alone = ragged_batch(np.array(counts[1:]), np.array(starts[1:]), tables[1:], BLOCK, CPU)
             rows = slice(counts[0], None)

@@ -46,7 +46,7 @@ def test_own_exits_are_the_final_norm_and_the_whole_head(deep: Transformer) -> N
     assert exits.bounds(4) == (0, 1, 3, 4)
     assert exits.check.token_ids.tolist() == list(range(deep.config.vocab_size))
     with torch.inference_mode():
-        assert np.array_equal(exits.draft.logits(hidden), deep.logits(hidden).numpy())
+        assert torch.equal(exits.draft.logits(hidden), deep.logits(hidden))
 
 
 @pytest.mark.parametrize("layers", [(0, 2), (2, 2), (3, 1), (1, 4), (-1, 2)])
@@ -78,7 +78,7 @@ def test_a_trained_head_is_norm_adapter_norm_and_the_targets_rows(
     assert exits.bounds(4) == (0, 1, 3, 4)
     hidden = torch.randn(6, 64)
     with torch.inference_mode():
-        logits = exits.check.logits(hidden)
+        logits = exits.check.logits(hidden).numpy()
         rows = deep.kernels.linear(torch.eye(64), deep.head).T[torch.tensor([3, 5, 8, 100])]
     w, eps = trained(3).weights, deep.config.norm_eps
     wide = F.linear(F.rms_norm(hidden, (64,), w.norm, eps), w.wide)
@@ -181,7 +181,7 @@ def test_a_layerskip_checkpoint_exits_as_in_transformers(tiny_model: TinyModel, 
         for head in exits.heads:
             hidden, done = one.model.forward(hidden, batch, one.pool, done, head.layer), head.layer
             expected = theirs.lm_head(theirs.model.norm(streams[head.layer]))[0]
-            np.testing.assert_allclose(head.logits(hidden), expected.numpy(), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(head.logits(hidden), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.demo
@@ -190,4 +190,4 @@ def test_heads_for_the_demo_model_ship(demo_path: Path) -> None:
     exits = shipped_exits(model, demo_path)
     assert [head.layer for head in exits.heads] == [4, 12]
     with torch.inference_mode():
-        assert np.isfinite(exits.draft.logits(torch.randn(2, model.config.hidden_size))).all()
+        assert exits.draft.logits(torch.randn(2, model.config.hidden_size)).isfinite().all()

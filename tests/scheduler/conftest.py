@@ -5,7 +5,7 @@ Any wrong slot, stale row, lost block or shared block that was written to change
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -121,8 +121,8 @@ class HashHead:
     agree: float
     token_ids: np.ndarray
 
-    def logits(self, hidden: torch.Tensor) -> np.ndarray:
-        return np.stack([self._row(value)[self.token_ids] for value in hidden[:, 0].tolist()])
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return _logits(self._row(value)[self.token_ids] for value in hidden[:, 0].tolist())
 
     def _row(self, value: int) -> np.ndarray:
         lot = random.Random(hash((value, self.layer))).random()
@@ -165,12 +165,16 @@ class HashEagle:
         self.prefixes |= dict(zip(outputs, known, strict=True))
         return torch.tensor(outputs)[:, None]
 
-    def logits(self, hidden: torch.Tensor) -> np.ndarray:
-        return np.stack([self._row(self.prefixes[value])[self.token_ids] for value in hidden[:, 0].tolist()])
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return _logits(self._row(self.prefixes[value])[self.token_ids] for value in hidden[:, 0].tolist())
 
     def _row(self, prefix: tuple[int, ...]) -> np.ndarray:
         right = random.Random(hash((prefix, "eagle"))).random() < self.agree
         return _row(self.model.states(prefix)[-1][-1]) if right else _row(hash((prefix, "nonsense")))
+
+
+def _logits(rows: Iterable[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(list(rows)))
 
 
 def _row(value: int) -> np.ndarray:

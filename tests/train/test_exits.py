@@ -141,7 +141,7 @@ def test_the_whole_run_writes_heads_that_say_what_was_trained(
     rows = load_shards(sorted(tmp_path.glob("held-*.safetensors")))
     hidden = rows["layer.2"].float()
     with torch.inference_mode():
-        chosen = exits.check.token_ids[exits.check.logits(hidden).argmax(-1)]
+        chosen = exits.check.token_ids[exits.check.logits(hidden).argmax(-1).numpy()]
     agreement = float(np.mean((chosen == rows["argmax"].numpy())[rows["own"].numpy()]))
     assert agreement == pytest.approx(record["held_out"]["agreement"]["check"], abs=0.05)  # 8 bits change a little
 
@@ -155,7 +155,7 @@ def test_torch_kernels_compute_the_same_head(
     hidden = torch.randn(3, 64)
     with torch.inference_mode():
         ours, theirs = (load_exits(tmp_path, m, deep_path).draft.logits(hidden) for m in (unrounded, other))
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_several_candidates_are_compared_and_the_best_is_trained(
