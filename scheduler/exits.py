@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
@@ -18,6 +19,7 @@ from verdraft.scheduler.verifier import Law, Verified
 from verdraft.spec.agreement import FLOOR, Agreement
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.exit_costs import ExitCosts
+from verdraft.spec.pace import Pace
 from verdraft.spec.pruning import MIN_LEN, Pruning
 from verdraft.spec.router import Arm
 from verdraft.spec.spending import Costs, CostTable
@@ -26,7 +28,15 @@ from verdraft.spec.window import Cycle
 
 logger = logging.getLogger("verdraft.exits")
 
-_PACE_MEMORY = 0.9  # weight of the earlier windows when one more took longer or shorter than measured at the start
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    """A pass that is about to begin."""
+
+    began: float
+    expected: float  # seconds
+    split: bool  # exits ran its lower segments for windows
+    num_running: int
 
 
 class ExitDrafter:
@@ -49,7 +59,9 @@ class ExitDrafter:
         }
         self._typical = {mode: Agreement() for mode in self._cycles}  # over all sequences
         self._typical_inner = Agreement()
-        self._pace = 1.5  # seconds that filling takes / seconds that its passes took when they were measured
+        self._pace = Pace()
+        self._full: Costs | None = None  # of this step's pass, if anybody asked for arms
+        self._awaited: _Awaited | None = None
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -77,24 +89,30 @@ class ExitDrafter:
 
     def arms(self, decoding: Seq[Sequence], rooms: Seq[int], full: Costs) -> list[Arm]:
         """Windows of at most rooms[i] tokens for the sequences that may have them."""
-        arms = [self._arm(mode, cycle, decoding, rooms) for mode, cycle in self._cycles.items()]
+        self._full = full
+        arms = [self._arm(mode, cycle, decoding, rooms, full) for mode, cycle in self._cycles.items()]
         return [arm for arm in arms if arm.hopes]
 
-    def _arm(self, mode: Mode, cycle: Cycle, decoding: Seq[Sequence], rooms: Seq[int]) -> Arm:
+    def _arm(self, mode: Mode, cycle: Cycle, decoding: Seq[Sequence], rooms: Seq[int], full: Costs) -> Arm:
         offers = [(i, seq) for i, seq in enumerate(decoding) if mode in seq.exits and rooms[i] > 0]
         agree = fmean(seq.inner.rate for _, seq in offers) if offers else 0.0
         return Arm(
             mode,
             {i: seq.exits[mode].hopes(min(cycle.window, rooms[i])) for i, seq in offers},
-            partial(self._seconds, cycle, agree),
+            partial(self._seconds, cycle, full, agree),
             unknown=[i for i, seq in offers if seq.exits[mode].on_trial],
             unseen=[i for i, seq in offers if len(seq.exits) == 1 and not seq.exits[mode].num_windows],
-            saved=partial(self.costs.saved, cycle),
+            saved=partial(self._saved, cycle, full),
         )
 
-    def _seconds(self, cycle: Cycle, agree: float, count: int, length: int, rows: int) -> float:
-        filling = self._pace * self.costs.filling(cycle, length, agree, count)
-        return filling - self.costs.saved(cycle, min(rows, count * length), rows)
+    def _seconds(self, cycle: Cycle, full: Costs, agree: float, count: int, length: int, rows: float) -> float:
+        filling = self._pace.filling * self.costs.filling(cycle, length, agree, count)
+        return filling - self._saved(cycle, full, min(rows, count * length), rows)
+
+    def _saved(self, cycle: Cycle, full: Costs, drafted: float, rows: float) -> float:
+        """What windows save the pass, less what it takes longer because they split it."""
+        saved = self.costs.saved(cycle, drafted, rows)
+        return saved - (self._pace.split - 1.0) * (full.of(rows) - saved)
 
     def draft(self, arm: str, seqs: list[Sequence], lengths: list[int]) -> list[Draft]:
         """Windows of this arm of at most lengths[i] > 0 tokens, where free blocks have room for them."""
@@ -125,14 +143,17 @@ class ExitDrafter:
     def _keep_pace(self, seqs: list[Sequence], limits: list[int], seconds: float) -> None:
         if seqs and self.costs != ExitCosts():
             agree = fmean(seq.inner.rate for seq in seqs)
-            expected = self.costs.filling(seqs[0].cycle, max(limits), agree, len(seqs))
-            self._pace = _PACE_MEMORY * self._pace + (1.0 - _PACE_MEMORY) * min(4.0, seconds / max(expected, 1e-9))
+            self._pace.filled(self.costs.filling(seqs[0].cycle, max(limits), agree, len(seqs)), seconds)
 
     def prune(self, decoding: list[Sequence]) -> None:
-        """Let L_i cut other sources' drafts where that pays, and look at one now and then to learn whether it would."""
+        """Let L_i cut other sources' drafts where that pays, and look at one now and then to learn whether it would.
+        Nothing but the pass comes after this."""
         self._verdicts.clear()
-        if not self.exits:
-            return
+        if self.exits:
+            self._prune(decoding)
+            self._await_pass(decoding)
+
+    def _prune(self, decoding: list[Sequence]) -> None:
         rows = len(decoding) + sum(len(seq.draft.tokens) for seq in decoding)
         drafting = [seq for seq in decoding if self._prunable(seq.draft)]
         cutting = [seq for seq in drafting if self.pruning.pays(self.costs, seq.draft.probs, self._others(seq, rows))]
@@ -142,8 +163,23 @@ class ExitDrafter:
             if seq in cutting and False in verdicts:
                 seq.draft = seq.draft.trim(verdicts.index(False))
 
+    def _await_pass(self, decoding: list[Sequence]) -> None:
+        """Have the pass timed, unless somebody's prompt is in it or L_i took rows of it before."""
+        full, self._full, self._awaited = self._full, None, None
+        if full is None or self.costs == ExitCosts() or self._verdicts or len(decoding) < len(self._scheduler.running):
+            return
+        windows = [seq for seq in decoding if seq.draft.source == "early_exit"]
+        rows = len(decoding) + sum(len(seq.draft.tokens) for seq in decoding)
+        drafted = sum(len(seq.draft.tokens) for seq in windows)
+        saved = self.costs.saved(windows[0].cycle, drafted, rows) if windows else 0.0
+        self._awaited = _Awaited(time.perf_counter(), full.of(rows) - saved, bool(windows), len(decoding))
+
     def learn(self, verified: Verified) -> None:
-        """What the full model says of a window, or how what L_i said of another source's draft compares with it."""
+        """What the full model says of a window, or how what L_i said of another source's draft compares with it. The
+        first of a pass says how long it took."""
+        awaited, self._awaited = self._awaited, None
+        if awaited and awaited.num_running == len(self._scheduler.running):  # nobody joined it
+            self._pace.passed(awaited.expected, time.perf_counter() - awaited.began, awaited.split)
         if verified.work.draft.source == "early_exit":
             self._learn_window(verified.work.seq, len(verified.work.draft.tokens), len(verified.tokens) - 1)
         verdicts = self._verdicts.get(verified.work.seq.order)

@@ -59,7 +59,7 @@ class ExitCosts:
         one_round += self.middle.of(checked) + self.check_head.of(checked)
         return one_round * length / sum(agree**i for i in range(cycle.round_len))
 
-    def saved(self, cycle: Cycle, drafted: int, verified: int) -> float:
+    def saved(self, cycle: Cycle, drafted: float, verified: float) -> float:
         """Seconds of a pass over `verified` tokens that are not needed because drafting ran the lower segments of
         `drafted` of them."""
         saved = self.lowest.of(verified) - self.lowest.of(verified - drafted)
