@@ -7,10 +7,10 @@ for its part for ever.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import connection, parent_process
 from multiprocessing.process import BaseProcess
-from threading import Thread
+from threading import Lock, Thread
 
 import torch.distributed as dist
 
@@ -24,6 +24,7 @@ class Followers:
     processes: Sequence[BaseProcess]
     lost: bool = False
     leaving: bool = False  # they were told to end
+    _ending: Lock = field(default_factory=Lock)
 
     def watch(self) -> None:
         """From now on, the first that ends without being told so takes the others with it."""
@@ -47,7 +48,11 @@ class Followers:
 
     def end(self) -> None:
         """Whatever they are doing, and whatever here waits for them."""
-        self.lost = True  # first: who stops waiting has to know why
+        # Once: two aborts of one group at a time, by who leads and by who watches, wait for each other for ever.
+        with self._ending:
+            ended, self.lost = self.lost, True  # first: who stops waiting has to know why
+        if ended:
+            return
         for process in self.processes:
             process.kill()
         group = dist.group.WORLD

@@ -4,6 +4,7 @@ The leader is a Transformer like any other. Before it computes, it tells the fol
 the weights and of the KV pool, and no more.
 """
 
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -82,6 +83,7 @@ class LeadingTransformer(Transformer):
     """Rank 0. Made by `load_parallel`. Every call raises ModelError after one that failed."""
 
     followers: Followers
+    meeting: tempfile.TemporaryDirectory[str]  # NCCL looks into it every second
 
     def new_pool(self, num_blocks: int, block_size: int) -> Sequence[LayerKV]:
         with self.followers.led():
@@ -119,6 +121,7 @@ class LeadingTransformer(Transformer):
             self.followers.leaving = True
             self._tell(Call.END)
         dist.destroy_process_group()
+        self.meeting.cleanup()
 
     def _share(self, call: Call, hidden: Tensor, batch: Batch, first: int, last: int) -> None:
         sizes = (*batch.pages.shape, batch.slots.shape[0], batch.parents.shape[0], batch.max_q, batch.max_k)
@@ -190,30 +193,32 @@ def load_parallel(job: Job) -> LeadingTransformer:
     if job.device == "cuda" and job.size > torch.cuda.device_count():
         raise KernelUnavailable(f"tensor_parallel: {job.size} GPUs are needed, torch finds {torch.cuda.device_count()}")
     job = replace(job, threads=max(1, torch.get_num_threads() // job.size))
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = str(Path(folder) / "meeting")
-        context = processes.get_context("spawn")
-        ranks = range(1, job.size)
-        others = [context.Process(target=_follower, args=(job, rank, meeting), daemon=True) for rank in ranks]
-        for process in others:
-            process.start()
-        followers = Followers(others)
-        followers.watch()
-        try:
-            with followers.led():
-                _join(job, 0, meeting)
-                model = job.load(0)
-                dist.barrier()
-                followers.check()
-        except BaseException:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            raise
+    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    meeting, context = str(Path(folder.name) / "meeting"), processes.get_context("spawn")
+    ranks = range(1, job.size)
+    others = [context.Process(target=_follower, args=(job, rank, meeting), daemon=True) for rank in ranks]
+    for process in others:
+        process.start()
+    followers = Followers(others)
+    followers.watch()
+    try:
+        with followers.led():
+            _join(job, 0, meeting)
+            model = job.load(0)
+            dist.barrier()
+            followers.check()
+    except BaseException:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        folder.cleanup()
+        raise
     parts: dict[str, Any] = {part.name: getattr(model, part.name) for part in fields(model)}
-    return LeadingTransformer(**parts, followers=followers)
+    return LeadingTransformer(**parts, followers=followers, meeting=folder)
 
 
 def _join(job: Job, rank: int, meeting: str) -> None:
+    # Otherwise a process that dies takes this one with it, before anybody hears why.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     store = dist.FileStore(meeting, job.size)  # type: ignore[attr-defined]  # public, but not in __all__
     store.set_timeout(_JOIN)
     backend = "nccl" if job.device == "cuda" else "gloo"

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from verdraft.kernels.base import Batch
 from verdraft.model.errors import ModelError
+from verdraft.model.followers import Followers
 from verdraft.model.parallel import Job, LeadingTransformer, load_parallel
 
 SECONDS = 30.0  # far more than a process needs to end
@@ -27,6 +29,7 @@ def shared(tiny_llama_path: Path) -> Iterator[LeadingTransformer]:
     yield model
     model.close()
     assert not dist.is_initialized()
+    assert not Path(model.meeting.name).exists()
     torch.set_num_threads(threads)
 
 
@@ -78,6 +81,29 @@ def test_a_follower_that_dies_is_noticed_by_whoever_only_waits(shared: LeadingTr
     assert wait_until(lambda: shared.followers.lost)
     with pytest.raises(ModelError, match="tensor_parallel: the other processes ended"):
         shared.check()
+
+
+def test_a_group_is_aborted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who watches the processes notices at once that who leads has ended them; two aborts at a time wait for each other
+    for ever. On a stand-in for NCCL's group."""
+    followers, aborts = Followers(()), []
+
+    class Group:
+        def abort(self) -> None:
+            aborts.append(followers.lost)
+            followers.end()
+
+    torchs = SimpleNamespace(group=SimpleNamespace(WORLD=Group()), get_backend=lambda: "nccl")
+    monkeypatch.setattr("verdraft.model.followers.dist", torchs)
+    followers.end()
+    assert aborts == [True]
+
+
+def test_the_place_where_processes_met_stays_as_long_as_they_do(shared: LeadingTransformer) -> None:
+    """NCCL looks there every second, and where there is nothing it waits for minutes, at the end too."""
+    assert list(Path(shared.meeting.name).iterdir())
+    shared.followers.end()
+    assert list(Path(shared.meeting.name).iterdir())
 
 
 def test_followers_that_were_told_to_end_are_not_lost(tiny_llama_path: Path) -> None:
