@@ -3,10 +3,12 @@
 import random
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TypeVar
 
-from verdraft.spec.suffix_index import SuffixIndex
+from verdraft.spec.suffix_index import SuffixIndex, ending
 
+T = TypeVar("T")
 SIZES = (1_000, 8_000, 100_000)
 _NUM_SAMPLES = 2_000
 
@@ -23,11 +25,11 @@ def text_like(size: int, rng: random.Random) -> list[int]:
     return tokens[:size]
 
 
-def microseconds(work: Callable[[Sequence[int]], object], inputs: list[Sequence[int]], count: int) -> float:
+def microseconds(work: Callable[[T], object], inputs: list[T], count: int) -> float:
     """Time of `work` over all inputs, divided by `count`."""
     begin = time.perf_counter()
-    for tokens in inputs:
-        work(tokens)
+    for one in inputs:
+        work(one)
     return (time.perf_counter() - begin) / count * 1e6
 
 
@@ -41,14 +43,15 @@ def measure(size: int) -> str:
     num_bytes = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     bulk = microseconds(SuffixIndex(size).extend, [tokens], size)
-    contexts: list[Sequence[int]] = [tokens[end - 64 : end] for end in rng.choices(range(64, size), k=_NUM_SAMPLES)]
+    contexts = [ending(tokens[end - 64 : end]) for end in rng.choices(range(64, size), k=_NUM_SAMPLES)]
+    clue = microseconds(index.clue, contexts, _NUM_SAMPLES)
     propose = microseconds(lambda context: index.propose(context, 32), contexts, _NUM_SAMPLES)
     single = microseconds(index.extend, [more[i : i + 1] for i in range(_NUM_SAMPLES)], _NUM_SAMPLES)
-    return f"{size:>9,} {bulk:>12.2f} {single:>12.2f} {propose:>12.2f} {num_bytes / size:>12.1f}"
+    return f"{size:>9,} {bulk:>12.2f} {single:>12.2f} {clue:>10.2f} {propose:>12.2f} {num_bytes / size:>12.1f}"
 
 
 def main() -> None:
-    print("   tokens   bulk us/tok  append us    propose us   bytes/token")
+    print("   tokens   bulk us/tok  append us    clue us   propose us   bytes/token")
     for size in SIZES:
         print(measure(size))
 

@@ -16,7 +16,7 @@ from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.draws import Sampler
 from verdraft.kernels.flash_libraries import LibraryMissing, find_flash_library
-from verdraft.kernels.native import NativeOps
+from verdraft.kernels.native import IndexCalls, NativeOps
 from verdraft.kernels.noise import Contenders, PhiloxBlocks, philox_blocks
 from verdraft.kernels.torch_ref import TorchKernels
 
@@ -192,5 +192,13 @@ def choose_contenders() -> Contenders | None:
     """The quick way to a token where only a temperature shapes the distribution, if there is one here."""
     try:
         return NativeOps(build_native()).contenders
+    except NativeUnavailable:
+        return None
+
+
+def choose_index_calls() -> IndexCalls | None:
+    """The quick way to search a suffix index, if there is one here."""
+    try:
+        return IndexCalls(build_native())
     except NativeUnavailable:
         return None

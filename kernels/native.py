@@ -38,6 +38,9 @@ SIGNATURES: Final = {
     "verdraft_drafter": (_P, _P, _P, _P, _P, _P, _P),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
     "verdraft_contenders": (_I, _I, _I, _P, _P, _I, _D, _D, _I, _D, _D, _P, _I),
+    "verdraft_index_extend": (_P, _P, _I, _I),
+    "verdraft_index_clue": (_P, _P),
+    "verdraft_index_propose": (_P, _P, _I, _P, _P, _P),
 }
 
 
@@ -51,17 +54,28 @@ class NativeKV:
     address: int  # of `fields`
 
 
+class IndexCalls:
+    """The functions of suffix.cpp, on addresses, from the shared library at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises NativeUnavailable if the library does not load."""
+        library = _load(ctypes.PyDLL, path)
+        self.extend = _function(library, "verdraft_index_extend")
+        self.clue, self.propose = (
+            _function(library, "verdraft_index_clue"),
+            _function(library, "verdraft_index_propose"),
+        )
+        self.clue.restype = self.propose.restype = ctypes.c_int64
+
+
 class NativeOps:
     """The operations of `Kernels`, and the noise words, from the shared library at `path`."""
 
     def __init__(self, path: Path) -> None:
         """Raises NativeUnavailable if the library does not load."""
-        try:
-            # Small calls keep the interpreter lock: giving it up costs more than they take, and a busy event
-            # loop might not return it for milliseconds. Attention and long products give it up.
-            held, released = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
-        except OSError as error:
-            raise NativeUnavailable(f"{path} does not load: {error}") from error
+        # Small calls keep the interpreter lock: giving it up costs more than they take, and a busy event
+        # loop might not return it for milliseconds. Attention and long products give it up.
+        held, released = _load(ctypes.PyDLL, path), _load(ctypes.CDLL, path)
         self._lanes, self._panel_width = _constant(held, "verdraft_lanes"), _constant(held, "verdraft_panel_width")
         self._run = _constant(held, "verdraft_run")  # pages
         self._weights = HugePages()
@@ -243,6 +257,13 @@ class NativeOps:
             *draw, row.ctypes.data, values, row.size, highest, temperature, *limits, out.ctypes.data, out.size
         )
         return out[:count] if count >= 0 else None
+
+
+def _load(kind: type[ctypes.CDLL], path: Path) -> ctypes.CDLL:
+    try:
+        return kind(str(path))
+    except OSError as error:
+        raise NativeUnavailable(f"{path} does not load: {error}") from error
 
 
 def _function(library: ctypes.CDLL, name: str) -> Any:

@@ -3,7 +3,7 @@ context. Knows tokens and sequences; which sequences may share a store is the ca
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verdraft.spec.draft import EMPTY, Draft
-from verdraft.spec.suffix_index import SEPARATOR, Proposing, SuffixIndex
+from verdraft.spec.suffix_index import SuffixIndex
+from verdraft.spec.suffix_memory import SEPARATOR, Proposing
 
 TAIL_LEN = 32  # prompt tokens kept before a shared output, so that it is found from its first token on
 SHARED = Proposing(levels=(2, 4, 8, 16))  # one equal token in somebody else's answer means nothing
@@ -46,8 +47,8 @@ class SharedSuffixStore:
             return
         tail = prompt_tail[-TAIL_LEN:]
         with self._lock:
-            for i, token in enumerate(tail):
-                self._index.append(token, findable=i == len(tail) - 1)
+            self._index.extend(tail[:-1], findable=False)
+            self._index.extend(tail[-1:])
             self._index.extend(output)
             self._index.end_sequence()
             self._note(len(tail), len(output))
@@ -64,13 +65,13 @@ class SharedSuffixStore:
             tokens, lengths = self._index.newest(self._taken), list(self._lengths)
         return StoredOutputs(tokens[tokens != SEPARATOR], np.array(lengths, np.int64).reshape(-1, 2))
 
-    def clue(self, context: Sequence[int], hashes: Mapping[int, int]) -> int:
-        """How much of `context` ends an earlier output's beginning; see SuffixIndex.clue."""
-        return self._index.clue(context, hashes)
+    def clue(self, of: SuffixIndex) -> int:
+        """How much of the end of `of` ends an earlier output's beginning; see SuffixIndex.clue."""
+        return self._index.clue(of)
 
-    def propose(self, context: Sequence[int], limit: int, hashes: Mapping[int, int] | None = None) -> Draft:
-        """What followed the end of `context` in an earlier output, at most `limit` tokens; see SuffixIndex.propose."""
-        return self._index.propose(context, limit, hashes)
+    def propose(self, of: SuffixIndex, limit: int) -> Draft:
+        """What followed the end of `of` in an earlier output, at most `limit` tokens; see SuffixIndex.propose."""
+        return self._index.propose(of, limit)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -165,15 +166,13 @@ class SuffixDrafter:
 
     def clue(self) -> int:
         index = self._running()
-        context, hashes = index.context(index.how.levels[-1]), index.hashes()
-        local = index.clue(context, hashes)
-        return local if self._store is None else max(local, self._store.clue(context, hashes))
+        local = index.clue(index)
+        return local if self._store is None else max(local, self._store.clue(index))
 
     def propose(self, limit: int) -> Draft:
         index = self._running()
-        context, hashes = index.context(index.how.max_match), index.hashes()
-        local = index.propose(context, limit, hashes)
-        shared = self._store.propose(context, limit, hashes) if self._store is not None else EMPTY
+        local = index.propose(index, limit)
+        shared = self._store.propose(index, limit) if self._store is not None else EMPTY
         return shared if shared.score > local.score else local
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.suffix import MAX_TENANTS, SharedSuffixStore, SuffixDrafter, SuffixStores
+from verdraft.spec.suffix_index import ending
 
 PROMPT = list(range(200, 260))
 ANSWER = list(range(300, 340))
@@ -40,16 +41,16 @@ def test_the_prompt_tail_is_never_proposed() -> None:
     store = SharedSuffixStore(10_000)
     store.add(PROMPT, ANSWER)
     for end in range(1, 32):
-        assert store.propose(PROMPT[:-end], 8) == EMPTY
-    assert store.propose(PROMPT, 3).tokens == tuple(ANSWER[:3])
+        assert store.propose(ending(PROMPT[:-end]), 8) == EMPTY
+    assert store.propose(ending(PROMPT), 3).tokens == tuple(ANSWER[:3])
 
 
 def test_a_proposal_ends_with_the_answer_it_comes_from() -> None:
     store = SharedSuffixStore(10_000)
     store.add(PROMPT, ANSWER)
     store.add([1, 2, 3], [4, 5, 6])
-    assert store.propose(ANSWER[:-2], 20).tokens == tuple(ANSWER[-2:])
-    assert store.propose(ANSWER, 20) == EMPTY
+    assert store.propose(ending(ANSWER[:-2]), 20).tokens == tuple(ANSWER[-2:])
+    assert store.propose(ending(ANSWER), 20) == EMPTY
 
 
 def test_an_empty_output_is_not_stored() -> None:
@@ -64,18 +65,18 @@ def test_the_same_answer_again_and_again_stays_within_the_bound() -> None:
         store.add(PROMPT, ANSWER)
         store.check_integrity()
     assert store.num_tokens == 500
-    assert store.propose(PROMPT, 5).tokens == tuple(ANSWER[:5])
+    assert store.propose(ending(PROMPT), 5).tokens == tuple(ANSWER[:5])
     store.clear()
     assert store.num_tokens == 0
-    assert store.propose(PROMPT, 5) == EMPTY
+    assert store.propose(ending(PROMPT), 5) == EMPTY
 
 
 def test_the_oldest_answer_goes_first() -> None:
     store = SharedSuffixStore(300)
     for i in range(10):
         store.add([i * 1000], list(range(i * 1000 + 1, i * 1000 + 61)))
-    assert store.propose([1, 2, 3, 4], 5) == EMPTY
-    assert store.propose([9001, 9002, 9003, 9004], 2).tokens == (9005, 9006)
+    assert store.propose(ending([1, 2, 3, 4]), 5) == EMPTY
+    assert store.propose(ending([9001, 9002, 9003, 9004]), 2).tokens == (9005, 9006)
 
 
 def test_the_better_of_local_and_shared_wins_and_ties_are_local() -> None:
@@ -106,11 +107,11 @@ def test_tenants_share_a_store_with_nobody_else() -> None:
     stores = SuffixStores(10_000)
     output = list(range(100, 120))
     stores.of("mine").add([1, 2, 3], output)
-    mine = stores.of("mine").propose([1, 2, 3, 100, 101], 8).tokens
+    mine = stores.of("mine").propose(ending([1, 2, 3, 100, 101]), 8).tokens
     assert mine
     assert mine == tuple(output[2 : 2 + len(mine)])
-    assert stores.of("other").propose([1, 2, 3, 100, 101], 8).tokens == ()
-    assert stores.of("").propose([1, 2, 3, 100, 101], 8).tokens == ()
+    assert stores.of("other").propose(ending([1, 2, 3, 100, 101]), 8).tokens == ()
+    assert stores.of("").propose(ending([1, 2, 3, 100, 101]), 8).tokens == ()
 
 
 def test_tenants_are_bounded_and_the_idle_one_gives_way() -> None:

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from verdraft.spec.suffix import SharedSuffixStore, SuffixStores
 from verdraft.spec.suffix_file import FORMAT, SuffixFileError, pack_stores, read_stores, write_whole
+from verdraft.spec.suffix_index import ending
 
 VOCAB = 1000
 PROMPT, ANSWER = list(range(100, 160)), list(range(300, 340))
@@ -32,10 +33,10 @@ def test_what_was_kept_is_proposed_again_and_to_its_tenant_only(tmp_path: Path) 
     stores = SuffixStores(32 * 200)
     read_stores(kept(tmp_path), "mine", VOCAB, stores)
     stores.check_integrity()
-    assert stores.of("").propose(PROMPT, 8).tokens == tuple(ANSWER[:8])
-    assert stores.of("").propose(PROMPT[:-1], 8).tokens == ()
-    assert stores.of("a salt").propose([*PROMPT[:5], 339], 4).tokens == tuple(ANSWER[-2:-6:-1])
-    assert stores.of("a salt").propose(ANSWER[:4], 4).tokens == ()
+    assert stores.of("").propose(ending(PROMPT), 8).tokens == tuple(ANSWER[:8])
+    assert stores.of("").propose(ending(PROMPT[:-1]), 8).tokens == ()
+    assert stores.of("a salt").propose(ending([*PROMPT[:5], 339]), 4).tokens == tuple(ANSWER[-2:-6:-1])
+    assert stores.of("a salt").propose(ending(ANSWER[:4]), 4).tokens == ()
     assert stores.of("another").num_tokens == 0
     assert pack_stores(stores, "mine") != pack_stores(SuffixStores(100), "mine")
 
