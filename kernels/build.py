@@ -16,7 +16,7 @@ import torch
 _FOLDER: Final = Path(__file__).parent
 SOURCES: Final = tuple(
     _FOLDER / f"{name}.cpp"
-    for name in ("attention", "choice", "layers", "ops", "product", "quantized", "rounded", "suffix")
+    for name in ("attention", "choice", "layers", "ops", "payoff", "product", "quantized", "rounded", "suffix")
 )
 _HEADERS: Final = tuple(_FOLDER / name for name in ("operations.h", "threads.h", "vectors.h"))
 # -ffp-contract=off: else the compiler fuses multiply-adds in some instances of a template and not in others.

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -16,7 +17,7 @@ from verdraft.kernels.build import NativeUnavailable, build_native
 from verdraft.kernels.cpu import CpuKernels
 from verdraft.kernels.draws import Sampler
 from verdraft.kernels.flash_libraries import LibraryMissing, find_flash_library
-from verdraft.kernels.native import IndexCalls, NativeOps
+from verdraft.kernels.native import DraftCalls, NativeOps
 from verdraft.kernels.noise import Contenders, PhiloxBlocks, philox_blocks
 from verdraft.kernels.torch_ref import TorchKernels
 
@@ -196,9 +197,10 @@ def choose_contenders() -> Contenders | None:
         return None
 
 
-def choose_index_calls() -> IndexCalls | None:
-    """The quick way to search a suffix index, if there is one here."""
+@cache
+def choose_draft_calls() -> DraftCalls | None:
+    """The quick way to search a suffix index and to predict what a draft brings, if there is one here."""
     try:
-        return IndexCalls(build_native())
+        return DraftCalls(build_native())
     except NativeUnavailable:
         return None

@@ -38,6 +38,7 @@ SIGNATURES: Final = {
     "verdraft_drafter": (_P, _P, _P, _P, _P, _P, _P),
     "verdraft_philox": (_I, _I, _I, _P, _P, _I),
     "verdraft_contenders": (_I, _I, _I, _P, _P, _I, _D, _D, _I, _D, _D, _P, _I),
+    "verdraft_payoff": (_P, _I, _P, _I, _I, _D, _P, _P),
     "verdraft_index_extend": (_P, _P, _I, _I),
     "verdraft_index_clue": (_P, _P),
     "verdraft_index_propose": (_P, _P, _I, _P, _P, _P),
@@ -54,18 +55,17 @@ class NativeKV:
     address: int  # of `fields`
 
 
-class IndexCalls:
-    """The functions of suffix.cpp, on addresses, from the shared library at `path`."""
+class DraftCalls:
+    """The functions of suffix.cpp and payoff.cpp, on addresses, from the shared library at `path`."""
 
     def __init__(self, path: Path) -> None:
         """Raises NativeUnavailable if the library does not load."""
         library = _load(ctypes.PyDLL, path)
         self.extend = _function(library, "verdraft_index_extend")
-        self.clue, self.propose = (
-            _function(library, "verdraft_index_clue"),
-            _function(library, "verdraft_index_propose"),
-        )
+        self.clue = _function(library, "verdraft_index_clue")
+        self.propose = _function(library, "verdraft_index_propose")
         self.clue.restype = self.propose.restype = ctypes.c_int64
+        self.payoff = _function(library, "verdraft_payoff")
 
 
 class NativeOps:

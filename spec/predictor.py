@@ -1,9 +1,11 @@
 """The payoff predictor: from phi to how much of a draft will be accepted (DESIGN section 6; HVD, PAPERS 1.3 and 1.8b).
 
-An MLP of two hidden layers with ReLU on numpy. Its outputs are the mean accepted length (the paper's) and the hazards
-of the first LENGTHS tokens: P(token l is right | all before it are), whose products are the survival P(accepted >= l).
+An MLP of two hidden layers with ReLU, in C++ or, without a compiler, on numpy. Its outputs are the mean accepted length
+(the paper's) and the hazards of the first LENGTHS tokens: P(token l is right | all before it are), whose products are
+the survival P(accepted >= l).
 """
 
+import ctypes
 import hashlib
 import json
 from collections.abc import Mapping
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from verdraft.kernels.chooser import choose_draft_calls
+from verdraft.kernels.native import DraftCalls
 from verdraft.spec.features import FEATURES, Floats
 
 FORMAT = 2
@@ -24,6 +28,7 @@ LENGTHS = 16  # survival is predicted for 1 .. LENGTHS tokens
 HIDDEN = 256
 MEAN_UNIT = 8.0  # tokens: the mean leaves the network in this unit, so that both losses are of one size
 _ALONE, _ROWS = 1 << 18, 16  # multiplications that OpenBLAS does on one thread
+_VECTOR = 16  # floats of the widest vector: what the C++ wants outputs in multiples of
 SHIPPED = Path(__file__).parent / "predictor.safetensors"
 
 Tensors = dict[str, NDArray[Any]]
@@ -55,9 +60,24 @@ class PayoffPredictor:
     scale: Floats  # [F] 1 / its standard deviation
     layers: tuple[Layer, Layer, Layer]
     record: Mapping[str, Any] = field(default_factory=dict)
+    _native: "_Native | None" = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        calls = choose_draft_calls()
+        object.__setattr__(self, "_native", _Native(calls, self._normalised()) if calls else None)
+
+    def _normalised(self) -> tuple[Layer, ...]:
+        """The layers as they are for features that were not normalised."""
+        first, *others = self.layers
+        weight = first.weight * self.scale[:, None]
+        return Layer(weight, first.bias - self.shift @ weight), *others
 
     def predict(self, features: Floats) -> Payoff:
         """From `features` [N, F], as describe() gives them."""
+        return self._native.predict(features) if self._native else self.predict_portably(features)
+
+    def predict_portably(self, features: Floats) -> Payoff:
+        """The same on numpy, but for roundings."""
         hidden: Floats = (features - self.shift) * self.scale
         for weight, bias in self.layers[:-1]:
             hidden = product(hidden, weight)
@@ -83,6 +103,41 @@ class PayoffPredictor:
         partial = path.with_name(path.name + ".partial")
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, partial, about)
         partial.replace(path)
+
+
+class _LayerFields(ctypes.Structure):
+    """A layer as kernels/payoff.cpp sees it."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("ins", ctypes.c_int64),
+        ("outs", ctypes.c_int64),
+    )
+
+
+class _Native:
+    """Layers for the C++, their outputs padded."""
+
+    def __init__(self, calls: DraftCalls, layers: tuple[Layer, ...]) -> None:
+        self._run = calls.payoff
+        self._arrays = [_padded(layer) for layer in layers]
+        fields = [_LayerFields(w.ctypes.data, b.ctypes.data, *w.shape) for w, b in self._arrays]
+        self._layers = (_LayerFields * len(fields))(*fields)
+
+    def predict(self, features: Floats) -> Payoff:
+        assert features.shape[1:] == (len(FEATURES),)
+        features, rows = np.ascontiguousarray(features, np.float32), len(features)
+        mean, survival = np.empty(rows, np.float32), np.empty((rows, LENGTHS), np.float32)
+        layers, outs = ctypes.addressof(self._layers), (mean.ctypes.data, survival.ctypes.data)
+        self._run(layers, len(self._layers), features.ctypes.data, rows, LENGTHS, MEAN_UNIT, *outs)
+        return Payoff(mean, survival)
+
+
+def _padded(layer: Layer) -> Layer:
+    """With outputs in multiples of a vector; what is added is zero, and no later layer has a weight for it."""
+    more = -len(layer.bias) % _VECTOR
+    return Layer(np.pad(layer.weight, ((0, 0), (0, more))), np.pad(layer.bias, (0, more)))
 
 
 def load_predictor(path: Path = SHIPPED) -> PayoffPredictor:

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from verdraft.kernels.chooser import choose_index_calls
-from verdraft.kernels.native import IndexCalls
+from verdraft.kernels.chooser import choose_draft_calls
+from verdraft.kernels.native import DraftCalls
 from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.suffix_memory import Proposing, SuffixMemory
 from verdraft.spec.suffix_search import PortableSearch
@@ -29,7 +29,7 @@ class Search(Protocol):
 class NativeSearch:
     """In C++: some tenths of a microsecond a token and about two a draft."""
 
-    def __init__(self, calls: IndexCalls) -> None:
+    def __init__(self, calls: DraftCalls) -> None:
         self._calls = calls
 
     def extend(self, memory: SuffixMemory, tokens: Sequence[int], findable: bool) -> None:
@@ -52,7 +52,7 @@ class NativeSearch:
 @cache
 def best_search() -> Search:
     """The quickest that this machine has."""
-    calls = choose_index_calls()
+    calls = choose_draft_calls()
     return NativeSearch(calls) if calls else PortableSearch()
 
 

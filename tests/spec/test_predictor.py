@@ -9,6 +9,7 @@ from verdraft.spec.features import FEATURES
 from verdraft.spec.predictor import (
     LENGTHS,
     MEAN_UNIT,
+    Layer,
     PayoffPredictor,
     PredictorError,
     load_predictor,
@@ -35,6 +36,18 @@ def test_it_is_two_hidden_layers_of_relu_with_hazards() -> None:
     mean, survival = predictor.predict(FEW)
     assert np.allclose(mean, np.maximum(MEAN_UNIT * out[:, 0], 0), rtol=1e-4, atol=1e-5)
     assert np.allclose(survival, np.cumprod(1 / (1 + np.exp(-out[:, 1:])), axis=1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_the_c_plus_plus_predicts_what_numpy_does(rows: int) -> None:
+    """Also of a width that no vector divides, and of what comes with verdraft."""
+    features = np.random.default_rng(rows).normal(size=(rows, len(FEATURES))).astype(np.float32)
+    for predictor in (make(), load_predictor()):
+        assert predictor._native
+        mean, survival = predictor.predict(features)
+        portable = predictor.predict_portably(features)
+        assert np.allclose(mean, portable.mean, rtol=1e-3, atol=1e-4)
+        assert np.allclose(survival, portable.survival, rtol=1e-3, atol=1e-5)
 
 
 def test_survival_never_rises_whatever_the_input() -> None:
@@ -74,7 +87,8 @@ def test_a_file_that_is_no_predictor_is_named(tmp_path: Path, damage: str, monke
     if damage == "version":
         monkeypatch.setattr("verdraft.spec.predictor.FORMAT", 99)
     if damage == "shape":
-        made = PayoffPredictor(made.shift[:3], made.scale[:3], made.layers)
+        first, second, third = made.layers
+        made = PayoffPredictor(made.shift, made.scale, (first, second, Layer(third.weight[:, :3], third.bias[:3])))
     if damage == "nan":
         made.layers[0].bias[0] = np.nan
     if damage != "missing":
