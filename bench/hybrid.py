@@ -23,6 +23,7 @@ from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.costs import LONG
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.estimates import Estimates, PredictorCounts
 from verdraft.scheduler.params import SamplingParams
@@ -210,6 +211,7 @@ def main() -> None:
     model = load_model(path, kernels_of(args), torch.float32, CPU)
     workloads = read_workloads(args, path, max(args.prompts, *args.streams))
     longest = max(len(prompt) for prompts in workloads.values() for prompt in prompts) + args.max_tokens
+    longest = max(longest, LONG)  # what reading a context costs can be measured then, as in a server
     engines = make_engines(args, model, path, longest)
     args.arms = list(engines)
     for line in report(args, Bench(engines, args.max_tokens, args.temperature), workloads):

@@ -18,7 +18,7 @@ from verdraft.spec.eagle_costs import EagleCosts
 from verdraft.spec.exit_costs import ExitCosts
 from verdraft.spec.spending import CostTable, Reading
 
-SIZES = (1, 8, 32, 2, 128, 4, 16, 64, 3, 6, 12, 24)  # tokens, those first without which the others say little
+SIZES = (1, 8, 32, 2, 128, 4, 16, 64, 3, 6, 12, 24, 20, 26, 48)  # tokens, those first that say most
 CONTEXT = 256  # tokens of context per pass, a typical chat
 LONG = 1024  # tokens of another context, which tells what reading it costs
 MANY = 8  # rows, whose difference from one tells what each row adds to that
@@ -94,13 +94,15 @@ class _Measure:
         self.sizes = tuple(size for size in SIZES if size <= context)
 
     def table(self, run: Callable[[int], object]) -> CostTable:
-        """The least seconds of up to five runs at every size for which there is time."""
-        ends, found = time.perf_counter() + self.seconds, dict[int, float]()
-        for size in self.sizes:
-            if not found or time.perf_counter() + _expected(found, size) <= ends:
-                found[size] = min(_runs(run, size, ends))
-        sizes = sorted(found)
-        seconds = [found[size] for size in sizes]
+        """The least seconds of up to five runs at every size for which there is time. Sizes take turns: what disturbs
+        one run of each changes no table, what disturbs all runs of one size would make its rows look dear."""
+        ends, runs = time.perf_counter() + self.seconds, dict[int, list[float]]()
+        twice = [size for size in self.sizes for _ in range(2)]  # the first makes what the second finds ready
+        for size in (*twice, *self.sizes * (REPEATS - 1)):
+            if _has_time(runs, size, ends):
+                runs.setdefault(size, []).append(_seconds(run, size))
+        sizes = sorted(runs)
+        seconds = [min(runs[size]) for size in sizes]
         # Fewer rows never cost more than many: what looks so is a disturbance, and would forbid every draft.
         return CostTable(tuple(sizes), tuple(np.minimum.accumulate(seconds[::-1])[::-1].tolist()))
 
@@ -141,9 +143,13 @@ class _Measure:
         return Draws(torch.ones(size, dtype=torch.float64, device=self.model.device), numbers, numbers, numbers)
 
 
-def _expected(found: Mapping[int, float], size: int) -> float:
-    """Seconds of one run at a size, at the most: in proportion to a smaller one."""
-    return min(seconds * max(1.0, size / known) for known, seconds in found.items())
+def _has_time(runs: Mapping[int, Seq[float]], size: int, ends: float) -> bool:
+    """Whether to run this size (again). A new one takes no longer than in proportion to a smaller one."""
+    known = runs.get(size)
+    if known:
+        return time.perf_counter() + min(known) <= ends and (len(known) < 2 or sum(known[1:]) < ENOUGH)
+    expected = [min(seconds) * max(1.0, size / smaller) for smaller, seconds in runs.items()]
+    return not expected or time.perf_counter() + min(expected) <= ends
 
 
 def _runs(run: Callable[[int], object], size: int, ends: float) -> list[float]:
