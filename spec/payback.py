@@ -14,7 +14,7 @@ _MEMORY = 0.9  # weight of the earlier drafts when the next one comes: about the
 class Payback:
     """Means over recent drafts. A draft of which nothing was worth verifying counts too."""
 
-    accepted: float = 1.0  # tokens; before the first draft a guess that is worth a try
+    accepted: float = 0.6  # tokens; before the first draft a guess that is worth a try where rows are cheap
     verified: float = 1.5  # tokens
     levels: float = 2.0  # that the model took to draft
     num_drafts: int = 0
