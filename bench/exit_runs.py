@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,18 @@ from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.exit_costs import ExitCosts
-from verdraft.spec.spending import FREE, CostTable
+from verdraft.spec.spending import FREE, CostTable, Reading
 
 BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What passes, segments, heads and long contexts cost on a machine; by default nothing."""
+
+    full: CostTable = FREE
+    exits: ExitCosts = field(default_factory=ExitCosts)
+    reading: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class Setting:
     window: int = 4  # N_i
     round_len: int = 2  # N_d
     confidence: float = 0.0
-    costs: tuple[CostTable, ExitCosts] = (FREE, ExitCosts())
+    costs: Measured = field(default_factory=Measured)
 
 
 @dataclass(slots=True)
@@ -66,10 +75,26 @@ class Result:
 
 
 @dataclass(slots=True)
+class SharedPool:
+    """A model whose engines all get the same KV memory: only one of them works at a time."""
+
+    model: Transformer
+    pool: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def new_pool(self, num_blocks: int, block_size: int) -> Any:
+        if self.pool is None:
+            self.pool = self.model.new_pool(num_blocks, block_size)
+        return self.pool
+
+
+@dataclass(slots=True)
 class Counted:
     """A model that counts passes by their first layer."""
 
-    model: Transformer
+    model: SharedPool
     passes: Counter[int] = field(default_factory=Counter)
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +102,17 @@ class Counted:
 
     def forward(self, hidden: Tensor, batch: Any, pool: Any, first: int, last: int) -> Tensor:
         self.passes[first] += 1
-        return self.model.forward(hidden, batch, pool, first, last)
+        passed: Tensor = self.model.forward(hidden, batch, pool, first, last)
+        return passed
+
+
+@dataclass(frozen=True, slots=True)
+class _Arm:
+    """One setting's engine, and the model in it that counts."""
+
+    engine: Engine
+    model: Counted
+    mode: Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +124,23 @@ class Bench:
     max_tokens: int
     temperature: float = 0.0
 
-    def measured(self) -> tuple[CostTable, ExitCosts]:
-        """What a pass, the segments and the heads cost here."""
-        engine = Engine(self.model, EngineConfig(max_model_len=512, num_blocks=32), exits=self.exits)
+    def measured(self) -> Measured:
+        """As a server measures it when it starts."""
+        engine = Engine(self.model, EngineConfig(max_model_len=1024, num_blocks=64), exits=self.exits)
         engine.measure()
-        return engine.drafting.costs, engine.drafting.exits.costs
+        return Measured(engine.drafting.costs, engine.drafting.exits.costs, engine.drafting.reading)
 
     def turns(self, settings: Sequence[Setting], prompts: Sequence[Sequence[int]], batch: int) -> dict[str, Result]:
-        """All settings on every group of `batch` prompts in turn. Raises when two differ about a token."""
+        """All settings on every group of `batch` prompts in turn, each by an engine that keeps what it learns. Raises
+        when two differ about a token."""
         results = {setting.name: Result() for setting in settings}
+        shared, longest = SharedPool(self.model), max(map(len, prompts)) + self.max_tokens
+        num_blocks = batch * -(-(longest + max(setting.window for setting in settings)) // BLOCK)
+        config = EngineConfig(max_model_len=longest, num_blocks=num_blocks, block_size=BLOCK, max_num_seqs=batch)
+        arms = {setting.name: self._arm(setting, Counted(shared), config) for setting in settings}
         for start in range(0, len(prompts), batch):
             group = prompts[start : start + batch]
-            found = {setting.name: self.run(setting, group) for setting in settings}
+            found = {setting.name: self._run(arms[setting.name], group) for setting in settings}
             if any(result.outputs != found[settings[0].name].outputs for result in found.values()):
                 raise RuntimeError(f"two settings disagree about a token of the prompts from {start} on")
             for name, result in found.items():
@@ -109,15 +149,18 @@ class Bench:
 
     def run(self, setting: Setting, prompts: Sequence[Sequence[int]]) -> Result:
         """All prompts together, from the first step in which all of them decode."""
-        model = Counted(self.model)
-        engine = self._engine(setting, model, prompts)
+        return self.turns([setting], prompts, len(prompts))[setting.name]
+
+    def _run(self, arm: _Arm, prompts: Sequence[Sequence[int]]) -> Result:
+        engine = arm.engine
+        engine.scheduler.pool.clear_cache()  # its blocks were written over by the other settings
         outputs: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
         for i, prompt in enumerate(prompts):
-            engine.add(self._request(i, prompt, setting.mode))
+            engine.add(self._request(i, prompt, arm.mode))
         while engine.scheduler.waiting or any(not seq.decoding for seq in engine.scheduler.running):
             _step(engine, outputs)
         before, prefilled = engine.counters(), sum(map(len, outputs.values()))
-        model.passes.clear()
+        arm.model.passes.clear()
         start = time.perf_counter()
         while engine.has_work:
             _step(engine, outputs)
@@ -130,23 +173,20 @@ class Bench:
             drafted=new.num_draft_tokens - old.num_draft_tokens,
             accepted=new.num_accepted_tokens - old.num_accepted_tokens,
             target_passes=after.target_passes - before.target_passes,
-            passes=model.passes,
+            passes=Counter(arm.model.passes),
         )
 
-    def _engine(self, setting: Setting, model: Counted, prompts: Sequence[Sequence[int]]) -> Engine:
-        longest = max(map(len, prompts)) + self.max_tokens
-        config = EngineConfig(
-            max_model_len=longest,
-            num_blocks=len(prompts) * -(-(longest + setting.window) // BLOCK),
-            block_size=BLOCK,
-            max_num_seqs=len(prompts),
+    def _arm(self, setting: Setting, model: Counted, config: EngineConfig) -> _Arm:
+        config = replace(
+            config,
             exit_window=setting.window,
             exit_round=setting.round_len,
             exit_confidence=setting.confidence,
         )
         engine = Engine(model, config, exits=self.exits)  # type: ignore[arg-type]
-        engine.drafting.costs, engine.drafting.exits.costs = setting.costs
-        return engine
+        drafting, costs = engine.drafting, setting.costs
+        drafting.costs, drafting.exits.costs, drafting.reading = costs.full, costs.exits, costs.reading
+        return _Arm(engine, model, setting.mode)
 
     def _request(self, number: int, prompt: Sequence[int], mode: Mode) -> Request:
         params = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True, temperature=self.temperature, seed=number)

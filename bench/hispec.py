@@ -21,6 +21,7 @@ from verdraft.bench.memory import tensor_bytes
 from verdraft.bench.plot import Points, line_charts
 from verdraft.bench.prompts import add_data_flags, prompts_of
 from verdraft.bench.synthetic import Shape, write_model
+from verdraft.bench.timing import CPU, add_time_flags, use_time_flags
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.exit_file import load_exits, shipped_exits
 from verdraft.model.exit_head import Exits, own_exits
@@ -29,7 +30,6 @@ from verdraft.model.source import resolve_model
 from verdraft.model.transformer import Transformer
 from verdraft.spec.window import Cycle
 
-CPU = torch.device("cpu")
 PARTS = ("agreement", "speed", "ablation", "memory", "model", "synthetic")
 ROUNDS, WINDOWS = (2, 4, 6, 8), (4, 8, 12, 16)
 DEPTH_SCALES = (0.02, 0.05, 0.1, 0.2)
@@ -39,7 +39,7 @@ Workloads = Mapping[str, Sequence[Sequence[int]]]
 
 def main() -> None:
     args = parse()
-    torch.set_num_threads(args.threads)
+    use_time_flags(args)
     path = resolve_model(args.model)
     model = load_model(path, kernels_of(args), torch.float32, CPU)
     bench = Bench(model, exits_of(args.exits, model, path), args.max_tokens)
@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--plot", type=Path, default=Path("hispec.svg"), help="where the ablation is drawn")
     parser.add_argument("--layers", type=int, default=48, help="depth of the synthetic model")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    add_time_flags(parser)
     add_data_flags(parser)
     return parser.parse_args()
 
@@ -194,7 +194,7 @@ class Report:
 
     def model(self) -> None:
         """Break-even by the cost model of PAPERS 2.9 with the times measured here."""
-        _, costs = self.bench.measured()
+        costs = self.bench.measured().exits
         print("\nby the cost model, batch 1: ratio to plain decoding of the best window up to 8, by agreement")
         print(f"{'agreement':>9} {'early_exit':>14} {'hispec':>14}   (length of the window)")
         for step in range(2, 20):

@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
-from verdraft.bench.hispec import CPU, Workloads, exits_of, read_workloads
+from verdraft.bench.exit_runs import SharedPool
+from verdraft.bench.hispec import Workloads, exits_of, read_workloads
 from verdraft.bench.kernel_flags import add_kernel_flags, kernels_of
 from verdraft.bench.prompts import add_data_flags, token_classes
+from verdraft.bench.timing import CPU, add_time_flags, use_time_flags
 from verdraft.model.eagle_file import shipped_eagle
 from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
@@ -73,22 +74,6 @@ class Cell:
         """Sum up."""
         for name in ("seconds", "tokens", "cycles", "accepted", "drafts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-@dataclass(slots=True)
-class SharedPool:
-    """A model whose engines all get the same KV memory: only one of them works at a time."""
-
-    model: Transformer
-    pool: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def new_pool(self, num_blocks: int, block_size: int) -> Any:
-        if self.pool is None:
-            self.pool = self.model.new_pool(num_blocks, block_size)
-        return self.pool
 
 
 @dataclass(slots=True)
@@ -192,8 +177,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--max-tokens", type=int, default=96, help="of every answer")
     parser.add_argument("--temperature", type=float, default=0.0, help="of all answers, each with a seed")
     parser.add_argument("--short", action="store_true", help="about five minutes on two cores: a part of all that")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--cpu-time", action="store_true", help="of this process, not of the wall: on a shared machine")
+    add_time_flags(parser)
     add_data_flags(parser)
     args = parser.parse_args()
     if args.short:
@@ -204,9 +188,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     args = parse()
-    torch.set_num_threads(args.threads)
-    if args.cpu_time:  # for what engines measure too; other work on the machine then hardly counts
-        vars(time)["perf_counter"] = time.process_time
+    use_time_flags(args)
     path = resolve_model(args.model)
     model = load_model(path, kernels_of(args), torch.float32, CPU)
     workloads = read_workloads(args, path, max(args.prompts, *args.streams))

@@ -1,5 +1,6 @@
-"""What benchmarks of kernels share: the best time of a call, and a pass over one sequence."""
+"""What benchmarks share: threads and clock, the best time of a call, and a pass over one sequence."""
 
+import argparse
 import time
 from collections.abc import Callable
 
@@ -8,6 +9,19 @@ import torch
 from verdraft.kernels.base import Batch
 
 CPU = torch.device("cpu")
+
+
+def add_time_flags(parser: argparse.ArgumentParser) -> None:
+    """Have `use_time_flags` obey them."""
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="of this process, not of the wall: on a shared machine")
+
+
+def use_time_flags(args: argparse.Namespace) -> None:
+    """For all of this process: also for what engines measure, so that other work on the machine hardly counts."""
+    torch.set_num_threads(args.threads)
+    if args.cpu_time:
+        vars(time)["perf_counter"] = time.process_time
 
 
 def seconds(call: Callable[[], object], budget: float = 0.05) -> float:

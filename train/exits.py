@@ -20,6 +20,7 @@ from verdraft.train.validate import validate
 
 Rows = Mapping[str, Tensor]
 Say = Callable[[str], None]
+COLUMNS = ("next", "own", "argmax", "sequence", "lse", "final")  # that are read of shards, beside layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +51,9 @@ class ExitTrainer:
         learn, held = trained_on(prompts), validated_on(prompts)
         job = self.job
         shards = Shards.claim(job.out, self.model, self.path, [*learn, *held], job.collection, job.progress)
-        rows = load_shards(shards.collect("train", learn, job.tokens))
-        held_rows = load_shards(shards.collect("held", held, None))
+        columns = (*COLUMNS, *(f"layer.{layer}" for layer in job.candidates.layers))  # shards may keep many more
+        rows = load_shards(shards.collect("train", learn, job.tokens), columns)
+        held_rows = load_shards(shards.collect("held", held, None), columns)
         self._train(rows, held_rows, Counter(p.source for p in learn[: _used(rows)]), [p.source for p in held])
 
     # ---- training
