@@ -1,4 +1,4 @@
-"""A Transformer whose short passes are recorded once per size and replayed, so that a pass costs one launch.
+"""Passes of a model, or of an EAGLE head, that are recorded once per size and replayed, so that one costs one launch.
 
 A pass is filled up to the next of a few sizes: rows of the batch with no query, tokens of no row, whose K and V go to a
 page that no sequence owns. Kernels read the true sizes from memory, so one recording serves every mix inside its size.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
+from verdraft.model.eagle import EagleHead
 from verdraft.model.transformer import Transformer
 
 logger = logging.getLogger("verdraft.recordings")
@@ -22,6 +23,7 @@ TOKENS: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # of a reco
 MEMORY: Final = 1 << 30  # bytes that recordings may take; beyond, passes of new sizes run as they are
 
 Work = Callable[[], Tensor]
+Pass = Callable[[Sequence[Tensor], Batch], Tensor]  # tensors [T, ...] of its tokens, the batch: [T, hidden]
 
 
 class Size(NamedTuple):
@@ -93,19 +95,20 @@ class CudaRecorder:
 class Recording:
     """The tensors that a recorded pass reads, and the pass."""
 
-    hidden: Tensor  # [tokens, hidden]
+    inputs: Sequence[Tensor]  # [tokens, ...] each
     batch: Batch
     replay: Work
 
-    def run(self, hidden: Tensor, batch: Batch, spare_slot: int) -> Tensor:
-        fill(self.hidden, self.batch, hidden, batch, spare_slot)
-        return self.replay()[: hidden.shape[0]].clone()
+    def run(self, inputs: Sequence[Tensor], batch: Batch, spare_slot: int) -> Tensor:
+        fill(self.inputs, self.batch, inputs, batch, spare_slot)
+        return self.replay()[: batch.slots.shape[0]].clone()
 
 
-def fill(hidden_buffer: Tensor, buffer: Batch, hidden: Tensor, batch: Batch, spare_slot: int) -> None:
-    """Put a pass [T, hidden] into buffers of a larger size."""
-    num, rows = hidden.shape[0], batch.seq_lens.shape[0]
-    hidden_buffer[:num] = hidden
+def fill(buffers: Sequence[Tensor], buffer: Batch, inputs: Sequence[Tensor], batch: Batch, spare_slot: int) -> None:
+    """Put a pass of T tokens into buffers of a larger size."""
+    num, rows = batch.slots.shape[0], batch.seq_lens.shape[0]
+    for larger, rows_in in zip(buffers, inputs, strict=True):
+        larger[:num] = rows_in
     buffer.cu_q[: rows + 1] = batch.cu_q
     buffer.cu_q[rows + 1 :] = num
     buffer.seq_lens[:rows] = batch.seq_lens
@@ -158,6 +161,32 @@ class Recordings:
         self.by_size.clear()
         return pool
 
+    def run(
+        self, work: Pass, inputs: Sequence[Tensor], batch: Batch, pool: Sequence[LayerKV], first: int, last: int
+    ) -> Tensor:
+        """What `work` makes of these: layers [first, last) with this pool. Recorded before if possible."""
+        size = size_of(batch, first, last) if pool is self.pool else None
+        if size is None:
+            return work(inputs, batch)
+        if size not in self.by_size and not self.full:
+            self._try_to_record(size, work, inputs, batch)
+        recording = self.by_size.get(size)
+        return recording.run(inputs, batch, self.spare_slot) if recording else work(inputs, batch)
+
+    def _try_to_record(self, size: Size, work: Pass, inputs: Sequence[Tensor], batch: Batch) -> None:
+        """Nothing where memory or a library does not allow it: that costs time and no request."""
+        try:
+            self.by_size[size] = self._record(size, work, inputs, batch)
+        except RuntimeError:
+            logger.exception("no more passes are recorded, since one of %d tokens could not be", size.tokens)
+            self.failed = True
+
+    def _record(self, size: Size, work: Pass, inputs: Sequence[Tensor], batch: Batch) -> Recording:
+        larger = [one.new_zeros((size.tokens, *one.shape[1:])) for one in inputs]
+        buffer = empty_batch(size, self.page_size, batch.slots.device)
+        fill(larger, buffer, inputs, batch, self.spare_slot)
+        return Recording(larger, buffer, self.recorder.record(lambda: work(larger, buffer)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTransformer(Transformer):
@@ -170,36 +199,36 @@ class RecordedTransformer(Transformer):
         return self.recordings.serve(pool, num_blocks, block_size)
 
     def forward(self, hidden: Tensor, batch: Batch, pool: Sequence[LayerKV], first: int, last: int) -> Tensor:
-        size, ours = size_of(batch, first, last), self.recordings
-        recording = ours.by_size.get(size) if size else None
-        if size is not None and recording is None and pool is ours.pool and first < last and not ours.full:
-            recording = self._try_to_record(size, hidden, batch)
-        if recording is None or pool is not ours.pool:
-            return Transformer.forward(self, hidden, batch, pool, first, last)
-        return recording.run(hidden, batch, ours.spare_slot)
+        def work(inputs: Sequence[Tensor], batch: Batch) -> Tensor:
+            return Transformer.forward(self, inputs[0], batch, pool, first, last)
 
-    def _try_to_record(self, size: Size, hidden: Tensor, batch: Batch) -> Recording | None:
-        """None where memory or a library does not allow it: that costs time and no request."""
-        ours = self.recordings
-        try:
-            ours.by_size[size] = self._record(size, hidden, batch)
-        except RuntimeError:
-            logger.exception("no more passes are recorded, since one of %d tokens could not be", size.tokens)
-            ours.failed = True
-        return ours.by_size.get(size)
-
-    def _record(self, size: Size, hidden: Tensor, batch: Batch) -> Recording:
-        ours, buffer = self.recordings, hidden.new_zeros((size.tokens, hidden.shape[1]))
-        buffers = empty_batch(size, ours.page_size, hidden.device)
-        fill(buffer, buffers, hidden, batch, ours.spare_slot)
-
-        def work() -> Tensor:
-            return Transformer.forward(self, buffer, buffers, ours.pool, size.first, size.last)
-
-        return Recording(buffer, buffers, ours.recorder.record(work))
+        return self.recordings.run(work, (hidden,), batch, pool, first, last) if first < last else hidden
 
 
 def with_recordings(model: Transformer, recorder: Recorder) -> RecordedTransformer:
     """The same model, its short passes recorded by `recorder`."""
     parts: dict[str, Any] = {part.name: getattr(model, part.name) for part in fields(model)}
     return RecordedTransformer(**parts, recordings=Recordings(recorder))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEagle(EagleHead):
+    """An EAGLE head whose steps are recorded. Made by `eagle_with_recordings`."""
+
+    recordings: Recordings
+
+    def new_pool(self, num_blocks: int, block_size: int) -> Sequence[LayerKV]:
+        pool = EagleHead.new_pool(self, num_blocks + 1, block_size)
+        return self.recordings.serve(pool, num_blocks, block_size)
+
+    def forward(self, features: Tensor, tokens: Tensor, batch: Batch, pool: Sequence[LayerKV]) -> Tensor:
+        def work(inputs: Sequence[Tensor], batch: Batch) -> Tensor:
+            return EagleHead.forward(self, inputs[0], inputs[1], batch, pool)
+
+        return self.recordings.run(work, (features, tokens), batch, pool, 0, 1)
+
+
+def eagle_with_recordings(head: EagleHead, recorder: Recorder) -> RecordedEagle:
+    """The same head, its short steps recorded by `recorder`."""
+    parts: dict[str, Any] = {part.name: getattr(head, part.name) for part in fields(head)}
+    return RecordedEagle(**parts, recordings=Recordings(recorder))

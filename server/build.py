@@ -17,7 +17,7 @@ from verdraft.model.exit_file import load_exits, shipped_exits
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.parallel import Job, load_parallel
-from verdraft.model.recordings import CudaRecorder, with_recordings
+from verdraft.model.recordings import CudaRecorder, RecordedTransformer, eagle_with_recordings, with_recordings
 from verdraft.model.source import resolve_model, served_name
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.async_engine import AsyncEngine
@@ -78,6 +78,8 @@ def build_engine(settings: Settings, path: Path) -> Engine:
     model = _recorded(settings, _loaded(settings, path, kernels, dtype, device))
     exits = _exits(settings, model, path)
     eagle = _eagle(settings, model, path)
+    if eagle and isinstance(model, RecordedTransformer):
+        eagle = eagle_with_recordings(eagle, model.recordings.recorder)
     _check_mode(settings, exits, eagle)
     engine = Engine(model, _engine_config(settings, model, eagle), exits=exits, eagle=eagle)
     engine.measure()

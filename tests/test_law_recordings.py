@@ -12,11 +12,19 @@ from torch import Tensor
 
 from verdraft.kernels.base import Batch
 from verdraft.kernels.chooser import choose_kernels
+from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
-from verdraft.model.recordings import TOKENS, RecordedTransformer, Size, size_of, with_recordings
+from verdraft.model.recordings import (
+    TOKENS,
+    RecordedTransformer,
+    Size,
+    eagle_with_recordings,
+    size_of,
+    with_recordings,
+)
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.engine import NO_EXITS, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
@@ -51,10 +59,15 @@ def load(path: Path) -> Transformer:
     return load_model(path, choose_kernels("cpu", CPU, torch.float32), torch.float32, CPU)
 
 
-def answers(model: Transformer, mode: str, exits: Exits = NO_EXITS) -> list[list[int]]:
+def answers(
+    model: Transformer, mode: str, exits: Exits = NO_EXITS, eagle: EagleHead | None = None, topk: int = 1
+) -> list[list[int]]:
     """Of six requests, greedy and seeded, that arrive one after the other."""
-    config = EngineConfig(max_model_len=512, num_blocks=40, block_size=16, max_num_seqs=4, max_batch_tokens=300)
-    engine = Engine(model, config, exits=exits)
+    shape = DraftShape(depth=4, topk=topk, tokens=8)
+    config = EngineConfig(
+        max_model_len=512, num_blocks=40, block_size=16, max_num_seqs=4, max_batch_tokens=300, eagle=shape
+    )
+    engine = Engine(model, config, exits=exits, eagle=eagle)
     outputs: list[list[int]] = [[] for _ in range(6)]
     pending = [
         Request(
@@ -83,6 +96,34 @@ def test_recorded_passes_give_the_same_tokens(deep_agreeing_path: Path, mode: st
     assert found == answers(plain, mode, own_exits(plain, (1, 2)))
     assert recorder.replays > (20 if most == 1000 else 0)
     assert len(model.recordings.by_size) <= most
+
+
+@pytest.mark.parametrize("topk", [1, 3], ids=["chains", "trees"])
+def test_recorded_eagle_steps_give_the_same_tokens(
+    bigram_path: Path, first_layer_eagle: Callable[[Path, Transformer], EagleHead], topk: int
+) -> None:
+    plain, recorder = load(bigram_path), Rerunner()
+    head = eagle_with_recordings(first_layer_eagle(bigram_path, plain), recorder)
+    assert answers(plain, "eagle", eagle=head, topk=topk) == answers(plain, "off")
+    assert recorder.replays > 20
+    assert any(size.tree for size in head.recordings.by_size) is (topk > 1)
+
+
+@torch.inference_mode()
+def test_a_recorded_eagle_step_has_the_bits_of_a_plain_one(
+    bigram_path: Path, first_layer_eagle: Callable[[Path, Transformer], EagleHead]
+) -> None:
+    """Steps of other sizes come in between, so that nothing of them may stay."""
+    plain = first_layer_eagle(bigram_path, load(bigram_path))
+    recorded, batch = eagle_with_recordings(plain, Rerunner()), tree_batch(16)
+    one, other = plain.new_pool(3, 16), recorded.new_pool(3, 16)
+    torch.manual_seed(0)
+    for _ in range(3):
+        features, tokens = torch.randn(4, 64), torch.randint(0, 320, (4,))
+        assert torch.equal(
+            recorded.forward(features, tokens, batch, other), plain.forward(features, tokens, batch, one)
+        )
+    assert list(recorded.recordings.by_size) == [Size(0, 1, 4, 2, 4, True)]
 
 
 class Refuser(Rerunner):

@@ -22,7 +22,7 @@ from verdraft.kernels.torch_sampling import law_tokens
 from verdraft.model.eagle import EagleConfig, assemble_eagle, tensor_shapes
 from verdraft.model.exit_head import own_exits
 from verdraft.model.load import assemble_model
-from verdraft.model.recordings import with_recordings
+from verdraft.model.recordings import eagle_with_recordings, with_recordings
 from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.device import Computed, Found, pack
 from verdraft.scheduler.engine import Engine
@@ -169,6 +169,7 @@ def test_no_mode_looks_at_what_the_device_has(
     tensors = {name: Weights().take(name, *shape) for name, shape in tensor_shapes(HEAD, VOCAB).items()}
     eagle = assemble_eagle(HEAD, tensors, np.arange(VOCAB), model)
     served = with_recordings(model, Rerunner()) if recorded else model
+    eagle = eagle_with_recordings(eagle, Rerunner()) if recorded else eagle
     shape = DraftShape(depth=4, topk=topk, tokens=8)
     config = EngineConfig(
         max_model_len=256, num_blocks=16, block_size=16, max_num_seqs=8, max_batch_tokens=64, eagle=shape
@@ -186,4 +187,4 @@ def test_no_mode_looks_at_what_the_device_has(
     assert min(drafted[source].num_draft_tokens for source in ("suffix", "early_exit", "eagle")) > 10
     assert sum(stats.num_accepted_tokens for stats in drafted.values()) > 5
     if recorded:
-        assert len(served.recordings.by_size) > 10
+        assert min(len(served.recordings.by_size), len(eagle.recordings.by_size)) > 3
