@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
 from verdraft.bench.gpu_form import recorder
-from verdraft.bench.gpu_model import LLAMA_8B, QWEN3_8B, TINY, random_model
+from verdraft.bench.gpu_model import LLAMA_8B, QWEN3_8B, TINY, RandomWeights, random_model
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.cache import models_dir
 from verdraft.model.config import ModelConfig
+from verdraft.model.eagle import EagleConfig, EagleHead, assemble_eagle, tensor_shapes
 from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
-from verdraft.model.recordings import with_recordings
+from verdraft.model.recordings import eagle_with_recordings, with_recordings
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.config import DraftShape, EngineConfig
 from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
@@ -30,6 +32,16 @@ MODELS: dict[str, ModelConfig] = {
     "llama 8b, 4 layers": replace(LLAMA_8B, num_layers=4, vocab_size=32000),
     "qwen3 8b, 4 layers": replace(QWEN3_8B, num_layers=4, vocab_size=32000),
 }
+HEAD = EagleConfig(
+    hidden_size=TINY.hidden_size,
+    target_hidden_size=TINY.hidden_size,
+    aux_layers=(1, 2, 3),
+    intermediate_size=TINY.intermediate_size,
+    num_heads=TINY.num_heads,
+    num_kv_heads=TINY.num_kv_heads,
+    head_dim=TINY.head_dim,
+    norm_eps=TINY.norm_eps,
+)
 DEMO = models_dir() / "SmolLM2-135M-Instruct"
 
 
@@ -72,13 +84,20 @@ def answers(
     late: int,
     exits: Exits = NO_EXITS,
     drafters: DrafterFactory | None = None,
+    eagle: EagleHead | None = None,
+    topk: int = 1,
 ) -> list[list[int]]:
     """Of eight requests, greedy and seeded; every `late` steps another one arrives (0: one after the other)."""
     size = model.kernels.page_size
     config = EngineConfig(
-        max_model_len=1024, num_blocks=8192 // size, block_size=size, max_num_seqs=8, max_batch_tokens=chunk
+        max_model_len=1024,
+        num_blocks=8192 // size,
+        block_size=size,
+        max_num_seqs=8,
+        max_batch_tokens=chunk,
+        eagle=DraftShape(depth=4, topk=topk, tokens=8),
     )
-    engine, outputs, step = Engine(model, config, drafters, exits), [[] for _ in range(8)], 0
+    engine, outputs, step = Engine(model, config, drafters, exits, eagle), [[] for _ in range(8)], 0
     phrase = [17, 33, 49, 65, 81, 97, 113]
     pending = [
         Request(
@@ -128,6 +147,20 @@ def test_accepted_trees_keep_the_law(name: str, recorded: bool, device: torch.de
     model = with_recordings(plain, recorder(device)) if recorded else plain
     assert answers(model, "off", 512, 2, drafters=drafter) == expected
     assert all(trees.most > 3 for trees in made.values())
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "as it is"])
+@pytest.mark.parametrize("topk", [1, 3], ids=["chains", "trees"])
+def test_an_eagle_head_keeps_the_law(topk: int, recorded: bool, device: torch.device) -> None:
+    """One that knows nothing, and a small vocabulary; it drafts on the device, for requests of all kinds."""
+    plain = model_of("tiny", True, device)
+    weights = RandomWeights(plain.dtype, device, seed=1000)
+    tensors = {name: weights.take(name, *shape) for name, shape in tensor_shapes(HEAD, 300).items()}
+    head = assemble_eagle(HEAD, tensors, np.arange(100, 400), plain)
+    model = with_recordings(plain, recorder(device)) if recorded else plain
+    eagle = eagle_with_recordings(head, recorder(device)) if recorded else head
+    expected = answers(plain, "off", 1024, 0)
+    assert answers(model, "eagle", 128, 2, eagle=eagle, topk=topk) == expected
 
 
 def test_how_often_the_fast_mode_differs(name: str, device: torch.device, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,8 +81,9 @@ def test_rotation_into_the_pool_and_moves(exact: Kernels, half: torch.dtype, dev
         assert torch.equal(now[others], old[others])
 
 
+@pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "every third"])
 @pytest.mark.parametrize("vocabulary", [320, 49152, 128256])
-def test_the_devices_tokens_are_the_cpus(exact: Kernels, vocabulary: int, device: torch.device) -> None:
+def test_the_devices_tokens_are_the_cpus(exact: Kernels, vocabulary: int, reduced: bool, device: torch.device) -> None:
     temperatures = [0.0, 1.0, 0.7, 1.3, 3.0, 0.05] * 4
     logits = randn(len(temperatures), vocabulary, device=device) * 3
     seeds = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, len(temperatures))
@@ -93,9 +94,13 @@ def test_the_devices_tokens_are_the_cpus(exact: Kernels, vocabulary: int, device
         numbers % 3,
         numbers * 1000,
     )
-    expected = []
+    ids = torch.arange(0, vocabulary, 3, device=device) if reduced else None
+    known, expected = logits, []
+    if ids is not None:
+        known, logits = logits[:, ids], torch.full_like(logits, -torch.inf)
+        logits[:, ids] = known
     for i, (row, temperature, seed) in enumerate(zip(logits.cpu().numpy(), temperatures, seeds.tolist(), strict=True)):
         params = LogitParams(temperature=temperature)
         noise = Noise(seed, i % 3, i * 1000)
         expected.append(choose_token(row, params, TokenHistory(params), None, noise))
-    assert choose_sampler(device)(logits, draws, None).tolist() == expected
+    assert choose_sampler(device)(known, draws, ids).tolist() == expected
