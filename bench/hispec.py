@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from verdraft.bench.exit_runs import Bench, Result, Setting
 from verdraft.bench.kernel_flags import add_kernel_flags, kernels_of
-from verdraft.bench.memory import tensor_bytes
+from verdraft.bench.memory import Span, tensor_bytes
 from verdraft.bench.plot import Points, line_charts
 from verdraft.bench.prompts import add_data_flags, prompts_of
 from verdraft.bench.synthetic import Shape, write_model
@@ -182,7 +182,7 @@ class Report:
     def memory(self) -> None:
         """What the hierarchy takes beside weights and KV, at 16 sequences of 1,024 tokens."""
         model, sequences, length = self.bench.model, 16, 1024
-        seen: set[int] = set()
+        seen: set[Span] = set()
         weights = tensor_bytes(model, seen)
         heads = tensor_bytes(self.bench.exits, seen)
         kv = sequences * length * model.kv_bytes_per_token

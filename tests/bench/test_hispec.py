@@ -8,7 +8,7 @@ import torch
 
 from verdraft.bench.exit_runs import Bench, Setting
 from verdraft.bench.hispec import modes
-from verdraft.bench.memory import tensor_bytes
+from verdraft.bench.memory import Span, tensor_bytes
 from verdraft.bench.plot import line_charts
 from verdraft.bench.synthetic import Shape, write_model
 from verdraft.kernels.chooser import choose_kernels
@@ -66,9 +66,16 @@ def test_the_synthetic_model_agrees_as_its_later_layers_add_little(tmp_path: Pat
 def test_bytes_of_tensors_are_counted_once(bench: Bench) -> None:
     weight = torch.zeros(3, 4)
     assert tensor_bytes({"a": [weight, weight[1]], "b": (lambda: weight)}, set()) == 48
-    seen: set[int] = set()
+    seen: set[Span] = set()
     assert tensor_bytes(bench.model, seen) > 4 * 320 * 64
     assert tensor_bytes(bench.exits, seen) == 0  # the model's own norm and head
+
+
+def test_tensors_of_an_arena_count_alone() -> None:
+    """Three small heads once were 67 MB, because all weights of one size live in a few large pieces of memory."""
+    arena = torch.zeros(1000, dtype=torch.uint8)
+    parts = [arena[100:150], arena[140:200], arena[500:510].view(2, 5)]
+    assert tensor_bytes(parts, set()) == 110
 
 
 def test_the_plot_is_an_svg_with_every_line(tmp_path: Path) -> None:
