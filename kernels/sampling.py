@@ -47,6 +47,11 @@ class LogitParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether a temperature leaves some tokens out."""
+        return self.temperature > 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
+    @property
     def plain_greedy(self) -> bool:
         """Whether the law is the argmax of the raw row (as long as nothing is banned or masked)."""
         return self.temperature == 0.0 and not self.uses_history and not self.logit_bias
@@ -54,8 +59,7 @@ class LogitParams:
     @property
     def plain_noisy(self) -> bool:
         """Whether the law is the argmax of the raw row over the temperature, and noise."""
-        filtered = self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-        return self.temperature > 0.0 and not (filtered or self.uses_history or self.logit_bias)
+        return self.temperature > 0.0 and not (self.is_filtered or self.uses_history or self.logit_bias)
 
 
 class TokenHistory:

@@ -61,8 +61,9 @@ class Engine:
         taps = eagle.config.aux_layers if eagle else ()
         self._device = device or device_of(model.device)
         bounds = exits.bounds(model.config.num_layers)
-        self._runner = Runner(model, pool, config.block_size, bounds, taps, self._device)
-        law = Law(tuple(sorted(config.eos_token_ids)), choose_philox(), choose_contenders())
+        eos = tuple(sorted(config.eos_token_ids))
+        self._runner = Runner(model, pool, config.block_size, bounds, taps, self._device, eos)
+        law = Law(eos, choose_philox(), choose_contenders())
         trials = Trials()
         self.drafting = Drafting(
             self.scheduler,

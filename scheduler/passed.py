@@ -1,5 +1,6 @@
 """What a pass is asked for and what it answers: rows of logits, or tokens where the device can tell them by itself."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,10 +62,17 @@ def is_plain(seq: Sequence) -> bool:
 
 
 def can_be_drawn(seq: Sequence) -> bool:
-    """Whether nobody has to see the logits either. So a request's tokens are all found in the same place, whatever is
-    drafted."""
+    """Whether the device finds this request's tokens, whatever is drafted: where no filter, penalty or grammar counts,
+    and nobody wants to see the logits."""
     params = seq.request.params
-    return is_plain(seq) and params.logprobs is params.prompt_logprobs is None
+    shaped = params.is_filtered or params.uses_history or seq.request.constraint is not UNCONSTRAINED
+    return not shaped and params.logprobs is params.prompt_logprobs is None
+
+
+def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:
+    """What min_tokens forbids `ahead` tokens behind the committed ones, where `eos` end a text."""
+    params = seq.request.params
+    return sorted({*eos, *params.stop_token_ids}) if seq.num_output + ahead < params.min_tokens else None
 
 
 def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
@@ -80,10 +88,11 @@ def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
     return Wanted(np.concatenate([*pieces[0], *pieces[1]]), spans)
 
 
-def draw_arrays(plan: Seq[Work], spans: Seq[Span]) -> list[NDArray[np.generic]]:
-    """`draws_of` every drawn token, in order."""
+def draw_arrays(plan: Seq[Work], spans: Seq[Span], eos: Iterable[int]) -> list[NDArray[np.generic]]:
+    """`draws_of` every drawn token, in order, and the `edits_of` them; `eos` are the model's end tokens."""
     chosen = [work for work, span in zip(plan, spans, strict=True) if span.drawn]
-    return draws_of([(work.seq, ahead) for work in chosen for ahead in [0, *work.draft.depths][: rows_wanted(work)]])
+    places = [(work.seq, ahead) for work in chosen for ahead in [0, *work.draft.depths][: rows_wanted(work)]]
+    return [*draws_of(places), *edits_of(places, eos)]
 
 
 def draws_of(places: Seq[tuple[Sequence, int]]) -> list[NDArray[np.generic]]:
@@ -95,3 +104,13 @@ def draws_of(places: Seq[tuple[Sequence, int]]) -> list[NDArray[np.generic]]:
         np.array([seq.request.choice for seq, _ in places], np.int64),
         np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
     ]
+
+
+def edits_of(places: Seq[tuple[Sequence, int]], eos: Iterable[int]) -> list[NDArray[np.generic]]:
+    """Bias and forbidden tokens of the same: rows, tokens and what is added (draws.Edits)."""
+    found: dict[tuple[int, int], float] = {}
+    for row, (seq, ahead) in enumerate(places):
+        found |= {(row, token): value for token, value in seq.request.params.logit_bias.items()}
+        found |= {(row, token): -np.inf for token in banned(seq, ahead, eos) or ()}
+    at = np.array([*found], np.int64).reshape(-1, 2)
+    return [at[:, 0], at[:, 1], np.array([*found.values()], np.float64)]

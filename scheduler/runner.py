@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
-from verdraft.kernels.draws import Draws
+from verdraft.kernels.draws import Draws, Edits
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
 from verdraft.scheduler.device import Computed, Device, HostDevice
@@ -70,6 +70,7 @@ class Runner:
     bounds: tuple[int, ...]
     taps: tuple[int, ...] = ()
     device: Device = HOST
+    eos: tuple[int, ...] = ()  # the model's end tokens, ascending
 
     @property
     def num_segments(self) -> int:
@@ -79,7 +80,7 @@ class Runner:
         """Let the device begin one full-depth pass over the plan's tokens; what this returns waits for its end."""
         draws = self.device.sampler is not None
         wanted = order_rows(plan, draws)
-        rest = [wanted.rows, *(draw_arrays(plan, wanted.spans) if draws else ())]
+        rest = [wanted.rows, *(draw_arrays(plan, wanted.spans, self.eos) if draws else ())]
         staged = self._stage(plan, self.num_segments, rest, self._leaves_out(plan, len(wanted.rows)))
         read = self.device.start(partial(self._compute, staged))
 
@@ -99,7 +100,8 @@ class Runner:
         tokens, logits = NO_TOKENS, self._logits(hidden, wanted)
         if self.device.sampler:
             num = len(draws[0])
-            tokens, logits = self.device.sampler(logits[:num], Draws(*draws), None), logits[num:]
+            mine = Edits(*draws[4:]).of(logits[:num])
+            tokens, logits = self.device.sampler(mine, Draws(*draws[:4]), None), logits[num:]
         return Computed(tokens, logits, rows[:, hidden.shape[1] :] if staged.taps else None)
 
     def _leaves_out(self, plan: list[Work], num_wanted: int) -> bool:

@@ -21,7 +21,7 @@ from verdraft.kernels.sampling import (
     row_logprobs,
 )
 from verdraft.scheduler.outputs import TokenLogprobs
-from verdraft.scheduler.passed import Passed, Rows, generates
+from verdraft.scheduler.passed import Passed, Rows, banned, generates
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.acceptance import verify
@@ -68,8 +68,7 @@ class Law:
 
     def banned(self, seq: Sequence, ahead: int) -> list[int] | None:
         """What min_tokens forbids `ahead` tokens behind the committed ones."""
-        params = seq.request.params
-        return sorted({*self.eos, *params.stop_token_ids}) if seq.num_output + ahead < params.min_tokens else None
+        return banned(seq, ahead, self.eos)
 
     def ends(self, seq: Sequence) -> frozenset[int]:
         """Tokens that end the sequence, so that nothing behind them is worth drafting."""

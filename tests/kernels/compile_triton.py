@@ -33,6 +33,7 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
     for reduced in (False, True):
         best = "x *i64 *fp64 *fp64 *i64 *i64 *i64 *fp64 *i64 i32 i32"
         yield triton_sampling._best_of_block, best, {"BLOCK": 2048, "REDUCED": reduced}
+    yield triton_sampling._best_of_block, best.replace("x", "*fp64"), {"BLOCK": 2048, "REDUCED": False}
     yield triton_sampling._best_of_row, "*fp64 *i64 *i64 i32", {"BLOCK": 64}
     for count in (16, 256):
         yield triton_ops._move, "x x *i64 *i64 i32 i32", {"COUNT": count, "BLOCK": 32}

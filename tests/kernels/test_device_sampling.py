@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from verdraft.kernels.draws import BAD, Draws, Sampler
+from verdraft.kernels.draws import BAD, Draws, Edits, Sampler
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 
@@ -94,3 +94,24 @@ def test_a_batch_of_any_size_gives_a_row_the_same_token(law_tokens: Sampler) -> 
     alone = [law_tokens(rows[i : i + 1], draws(*([column[i]] for column in jobs)), None) for i in range(33)]
     assert np.array_equal(together, torch.cat(alone))
     assert law_tokens(rows[:0], draws([], [], [], []), None).tolist() == []
+
+
+def test_biased_and_forbidden_tokens_are_the_laws(law_tokens: Sampler) -> None:
+    """Of rows with and without, in one batch."""
+    rows = torch.randn(len(SEEDS), 300, generator=torch.Generator().manual_seed(2)) * 2
+    best = rows.argsort(1, descending=True)
+    rows[2, best[2, 0]] = torch.nan  # forbidden there
+    temperatures = [0.0, 1.0, 0.0, 0.7, 1.0, 0.0]
+    bias = [{}, {int(best[1, 5]): 4.0, int(best[1, 0]): -9.0}, {}, {int(best[3, 1]): 2.5}, {7: 100.0}, {}]
+    banned = [[], [int(best[1, 1])], [int(best[2, 0]), int(best[2, 1])], [], [7], [int(best[5, 0])]]
+    found = {(row, token): value for row, some in enumerate(bias) for token, value in some.items()}
+    found |= {(row, token): -np.inf for row, some in enumerate(banned) for token in some}
+    at, zeros = torch.tensor(list(found)), [0] * len(SEEDS)
+    edits = Edits(at[:, 0], at[:, 1], torch.tensor(list(found.values()), dtype=torch.float64))
+    tokens = law_tokens(edits.of(rows), draws(temperatures, list(SEEDS), zeros, zeros), None).tolist()
+    for i, seed in enumerate(SEEDS):
+        params = LogitParams(temperature=temperatures[i], logit_bias=bias[i])
+        assert tokens[i] == choose_token(rows[i].numpy(), params, TokenHistory(params), banned[i], Noise(seed, 0, 0))
+    assert edits.of(rows).dtype == torch.float64
+    nothing = Edits(at[:0, 0], at[:0, 1], torch.empty(0, dtype=torch.float64))
+    assert nothing.of(rows) is rows
