@@ -92,16 +92,17 @@ class SharedPool:
 
 @dataclass(slots=True)
 class Counted:
-    """A model that counts passes by their first layer."""
+    """A model that counts passes over the segments that begin at some layers."""
 
     model: SharedPool
+    firsts: Sequence[int]
     passes: Counter[int] = field(default_factory=Counter)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def forward(self, hidden: Tensor, batch: Any, pool: Any, first: int, last: int) -> Tensor:
-        self.passes[first] += 1
+        self.passes.update(layer for layer in self.firsts if first <= layer < last)
         passed: Tensor = self.model.forward(hidden, batch, pool, first, last)
         return passed
 
@@ -137,7 +138,8 @@ class Bench:
         shared, longest = SharedPool(self.model), max(map(len, prompts)) + self.max_tokens
         num_blocks = batch * -(-(longest + max(setting.window for setting in settings)) // BLOCK)
         config = EngineConfig(max_model_len=longest, num_blocks=num_blocks, block_size=BLOCK, max_num_seqs=batch)
-        arms = {setting.name: self._arm(setting, Counted(shared), config) for setting in settings}
+        firsts = self.exits.bounds(self.model.config.num_layers)[:-1]
+        arms = {setting.name: self._arm(setting, Counted(shared, firsts), config) for setting in settings}
         for start in range(0, len(prompts), batch):
             group = prompts[start : start + batch]
             found = {setting.name: self._run(arms[setting.name], group) for setting in settings}

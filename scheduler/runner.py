@@ -7,7 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 import torch
@@ -49,11 +49,14 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What one segment takes: counts[i] rows of each work, the first of them those that `waiting` for it."""
+    """What the layers [first, last) take: counts[i] rows of each work, the first of them those that `waiting` for it.
+    Segments that take the same rows are one here."""
 
     batch: Batch
     counts: list[int]
     waiting: list[list[Tensor]]  # of every work; empty: nobody's
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,31 +143,30 @@ class Runner:
     def _stage(self, plan: list[Work], depth: int, rest: Arrays, leaves_out: bool = False) -> Staged:
         """All that the host knows of a pass, brought to the device at once. `leaves_out`: the last layer takes only the
         rows rest[0]."""
-        counts = [[work.owed(segment) for work in plan] for segment in range(depth)]
-        new = [not segment or counts[segment] != counts[segment - 1] for segment in range(depth)]
+        owed = [[work.owed(segment) for work in plan] for segment in range(depth)]
+        starts = [segment for segment in range(depth) if not segment or owed[segment] != owed[segment - 1]]
         tokens = np.fromiter(chain.from_iterable(work.unread for work in plan), np.int64)
-        batches = [plan_batch(plan, counts[segment], self.block_size) for segment in range(depth) if new[segment]]
+        batches = [plan_batch(plan, owed[start], self.block_size) for start in starts]
         if leaves_out:
             batches.append(plan_batch(plan, [rows_wanted(work) for work in plan], self.block_size))
             rest = [np.sort(rest[0]), *rest]
         placed, (there, *others) = place(self.device, batches, [tokens, *rest])
         top = Top(placed.pop(), others.pop(0)) if leaves_out else None
-        segments: list[Segment] = []
-        for segment in range(depth):
-            waits = bool(segment) and new[segment]
-            waiting = [list(work.seq.behind[segment - 1].chunks) for work in plan] if waits else []
-            batch = placed.pop(0) if new[segment] else segments[-1].batch
-            segments.append(Segment(batch, counts[segment], waiting))
+        segments = [
+            Segment(batch, owed[start], _waiting(plan, start), self.bounds[start], self.bounds[end])
+            for batch, start, end in zip(placed, starts, [*starts[1:], depth], strict=True)
+        ]
         return Staged(there, segments, self._taps_of(plan), others, top)
 
     @torch.inference_mode()
     def _walk(self, staged: Staged) -> Tensor:
         hidden, below = self.model.embed(staged.tokens, staged.segments[0].batch.positions), staged.segments[0].counts
-        bounds = [*self.bounds[:-1], self.bounds[-1] - 1] if staged.top else self.bounds
-        for segment, layers in zip(staged.segments, pairwise(bounds), strict=False):
+        end = self.bounds[-1] - 1 if staged.top else self.bounds[-1]
+        for segment in staged.segments:
             if segment.waiting:
                 hidden = _with_waiting(segment.waiting, hidden, below)
-            hidden, below = self._forward(hidden, segment.batch, *layers, staged.taps), segment.counts
+            hidden = self._forward(hidden, segment.batch, segment.first, min(end, segment.last), staged.taps)
+            below = segment.counts
         return hidden
 
     def _forward(self, rows: Tensor, batch: Batch, first: int, last: int, taps: tuple[int, ...]) -> Tensor:
@@ -202,6 +204,11 @@ class Runner:
             return blocks[place // size] * size + place % size
 
         return [(slot(first + node), slot(first + i)) for i, node in enumerate(result.path) if i != node]
+
+
+def _waiting(plan: Seq[Work], segment: int) -> list[list[Tensor]]:
+    """Rows of each work that wait for a segment; the lowest has nobody's."""
+    return [list(work.seq.behind[segment - 1].chunks) for work in plan] if segment else []
 
 
 def _with_waiting(waiting: Seq[Seq[Tensor]], fresh: Tensor, counts: list[int]) -> Tensor:
