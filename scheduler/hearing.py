@@ -110,16 +110,17 @@ class Listener:
         order = self._order(asked)
         num = sum(map(self._tells, asked))
         logits = self.head.logits(hidden[self.device.put([_rows(asked, order)])[0]])
-        masses = logits.logsumexp(1)
-        values, places = logits[:num].topk(min(LIKELIEST, logits.shape[1]), 1)
+        few = self._likeliest(logits[:num]) if num else []  # not every kernel of torch's takes nothing
+        mass, whole, *told = self.device.fetch([logits.logsumexp(1), logits[num:], *few])
+        names = [*(told[0] if told else ()), *[self.head.token_ids] * len(whole)]
+        values = [*(told[1] if told else ()), *whole]
+        return _in_order(list(map(Peak, names, values, mass.tolist())), order)
+
+    def _likeliest(self, logits: Tensor) -> list[Tensor]:  # [n, R] -> [n, m] each
+        """Token ids, ascending, and their logits."""
+        values, places = logits.topk(min(LIKELIEST, logits.shape[1]), 1)
         places, there = places.sort(1)
-        peaks = [self._ids[places], values.gather(1, there)]
-        mass, names, some, whole = self.device.fetch([masses, *peaks, logits[num:]])
-        said = [
-            *map(Peak, names, some, mass[:num].tolist()),
-            *(Peak(self.head.token_ids, row, one) for row, one in zip(whole, mass[num:].tolist(), strict=True)),
-        ]
-        return _in_order(said, order)
+        return [self._ids[places], values.gather(1, there)]
 
     def behind(self, hidden: Tensor, rows: Seq[int], tokens: Seq[int]) -> Rows:
         """How far behind the row's largest logit each token's is [n]; 0 for tokens that the head does not know."""
