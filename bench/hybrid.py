@@ -1,20 +1,20 @@
 """`python -m verdraft.bench.hybrid [MODEL] --data FOLDER`: what each way to speculate brings, by workload and streams.
 
-Every arm is an engine of its own that keeps what it learns; all share the model and the KV memory and take turns, some
-prompts at a time, so that a noisy machine hits all alike. Decoding and prefill count. Every arm drafts from earlier
-answers to other prompts only, and the run fails when two arms differ about a token.
+Every arm is an engine of its own that keeps what it learns. All share the model and take turns of a quarter of a
+second, so that a noisy machine hits all alike; a stream that has its answer goes on with the next prompt. Decoding and
+prefill count. Every arm drafts from earlier answers to other prompts only, and the run fails when two arms differ about
+a token.
 """
 
 import argparse
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
 
-from verdraft.bench.exit_runs import SharedPool
 from verdraft.bench.hispec import Workloads, exits_of, read_workloads
 from verdraft.bench.kernel_flags import add_kernel_flags, kernels_of
 from verdraft.bench.prompts import add_data_flags, token_classes
@@ -32,6 +32,7 @@ from verdraft.scheduler.request import Mode, Request, Router
 from verdraft.spec.predictor import load_predictor
 
 BLOCK = 16
+TURN = 0.25  # seconds
 ARMS: dict[str, tuple[Mode, Router]] = {
     "off": ("off", "payoff"),
     "suffix": ("suffix", "payoff"),
@@ -76,43 +77,68 @@ class Cell:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+class Run:
+    """One arm answering requests, `streams` at a time."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Request], streams: int) -> None:
+        self.outputs: dict[str, list[int]] = {request.id: [] for request in requests}
+        self.seconds = 0.0
+        self._engine, self._waiting, self._streams = engine, list(requests), streams
+        self._before = _counts(engine)
+
+    @property
+    def ended(self) -> bool:
+        return not (self._waiting or self._engine.has_work)
+
+    def go_on(self, seconds: float) -> None:
+        """Steps for about so long, or until all is answered."""
+        began, ends = time.perf_counter(), time.perf_counter() + seconds
+        while not self.ended and time.perf_counter() < ends:
+            self._step()
+        self.seconds += time.perf_counter() - began
+
+    def _step(self) -> None:
+        scheduler = self._engine.scheduler
+        while self._waiting and len(scheduler.running) + len(scheduler.waiting) < self._streams:
+            self._engine.add(self._waiting.pop(0))
+        for request, piece in self._engine.step():
+            self.outputs[request.id] += piece.tokens
+
+    def cell(self) -> Cell:
+        """What came of it."""
+        cycles, accepted, drafts = (b - a for a, b in zip(self._before, _counts(self._engine), strict=True))
+        return Cell(self.seconds, sum(map(len, self.outputs.values())), cycles, accepted, drafts)
+
+
 @dataclass(slots=True)
 class Bench:
-    """The engines, and the answers that all of them must give."""
+    """The engines, and how long and how random their answers are."""
 
     engines: dict[str, Engine]
     max_tokens: int
     temperature: float = 0.0
-    answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def cells(self, workload: str, prompts: Sequence[Sequence[int]], streams: int) -> dict[str, Cell]:
-        """All arms on these prompts, in turns whose order rotates."""
-        found = {arm: Cell() for arm in self.engines}
-        for turn, start in enumerate(range(0, len(prompts), streams)):
-            names = list(self.engines)
-            for arm in (*names[turn % len(names) :], *names[: turn % len(names)]):
-                found[arm].add(self.run(arm, prompts[start : start + streams], f"{workload} {streams}"))
-        return found
+        """All arms on these prompts. Raises RuntimeError when two arms differ about an answer."""
+        salt = f"{workload} {streams}"
+        runs = {
+            arm: Run(engine, [self._request(i, prompt, arm, salt) for i, prompt in enumerate(prompts)], streams)
+            for arm, engine in self.engines.items()
+        }
+        order = list(runs.values())
+        while not all(run.ended for run in order):
+            for run in order:
+                run.go_on(TURN)
+            order.append(order.pop(0))
+        first, *others = runs.items()
+        for arm, run in others:
+            if run.outputs != first[1].outputs:
+                raise RuntimeError(f"{arm}: another answer than that of {first[0]}, at {streams} streams")
+        return {arm: run.cell() for arm, run in runs.items()}
 
-    def run(self, arm: str, prompts: Sequence[Sequence[int]], salt: str) -> Cell:
-        """All prompts together. Raises when an answer differs from another arm's."""
-        engine, (mode, _) = self.engines[arm], ARMS[arm]
-        engine.scheduler.pool.clear_cache()  # its blocks were written over by the other arms
-        before = _counts(engine)
-        outputs: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
-        start = time.perf_counter()
-        for i, prompt in enumerate(prompts):
-            params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=i)
-            engine.add(Request(id=str(i), prompt=prompt, params=params, speculation=mode, cache_salt=salt))
-        while engine.has_work:
-            for request, piece in engine.step():
-                outputs[request.id] += piece.tokens
-        seconds = time.perf_counter() - start
-        for prompt, tokens in zip(prompts, outputs.values(), strict=True):
-            if self.answers.setdefault(tuple(prompt), tokens) != tokens:
-                raise RuntimeError(f"{arm}: another answer than that of the first arm, at {len(prompts)} streams")
-        cycles, accepted, drafts = (b - a for a, b in zip(before, _counts(engine), strict=True))
-        return Cell(seconds, sum(map(len, outputs.values())), cycles, accepted, drafts)
+    def _request(self, number: int, prompt: Sequence[int], arm: str, salt: str) -> Request:
+        params = SamplingParams(max_tokens=self.max_tokens, temperature=self.temperature, seed=number)
+        return Request(id=str(number), prompt=prompt, params=params, speculation=ARMS[arm][0], cache_salt=salt)
 
 
 def _counts(engine: Engine) -> tuple[int, int, int]:
@@ -124,7 +150,7 @@ def _counts(engine: Engine) -> tuple[int, int, int]:
 def make_engines(args: argparse.Namespace, model: Transformer, path: Path, longest: int) -> dict[str, Engine]:
     """One engine for each arm that this model can have, with room for as many streams as will be measured."""
     engines: dict[str, Engine] = {}
-    shared, exits, eagle = SharedPool(model), exits_of(args.exits, model, path), shipped_eagle(model, path)
+    exits, eagle = exits_of(args.exits, model, path), shipped_eagle(model, path)
     estimates = Estimates(load_predictor(), token_classes(AutoTokenizer.from_pretrained(path)))
     for arm in args.arms:
         config = EngineConfig(
@@ -135,7 +161,7 @@ def make_engines(args: argparse.Namespace, model: Transformer, path: Path, longe
             router=ARMS[arm][1],
             eos_token_ids=model.config.eos_token_ids,
         )
-        engine = Engine(shared, config, exits=exits, eagle=eagle)  # type: ignore[arg-type]
+        engine = Engine(model, config, exits=exits, eagle=eagle)
         if ARMS[arm][0] in engine.modes:
             engine.drafting.estimates = replace(estimates, counts=PredictorCounts())
             engine.measure()

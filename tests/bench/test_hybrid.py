@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verdraft.bench.hybrid import Bench, SharedPool, report
+from verdraft.bench.hybrid import Bench, report
 from verdraft.kernels.chooser import choose_kernels
 from verdraft.model.exit_head import own_exits
 from verdraft.model.load import load_model
@@ -21,9 +21,8 @@ def bench(deep_agreeing_path: Path) -> Bench:
     cpu = torch.device("cpu")
     model = load_model(deep_agreeing_path, choose_kernels("cpu", cpu, torch.float32), torch.float32, cpu)
     config = EngineConfig(max_model_len=64, num_blocks=16, max_num_seqs=2)
-    shared = SharedPool(model)
     arms = ("off", "early_exit", "payoff")
-    return Bench({arm: Engine(shared, config, exits=own_exits(model, (1, 2))) for arm in arms}, max_tokens=20)
+    return Bench({arm: Engine(model, config, exits=own_exits(model, (1, 2))) for arm in arms}, max_tokens=20)
 
 
 def test_every_arm_answers_every_prompt_and_drafts_save_cycles(bench: Bench) -> None:
@@ -37,11 +36,12 @@ def test_every_arm_answers_every_prompt_and_drafts_save_cycles(bench: Bench) -> 
         assert found[arm].cycles_per_thousand < found["off"].cycles_per_thousand
 
 
-def test_an_answer_that_differs_is_an_error(bench: Bench) -> None:
-    bench.run("off", PROMPTS[:1], "w")
-    bench.answers[tuple(PROMPTS[0])][7] += 1
-    with pytest.raises(RuntimeError, match="payoff"):
-        bench.run("payoff", PROMPTS[:1], "w")
+def test_an_answer_that_differs_is_an_error(bench: Bench, deep_llama_path: Path) -> None:
+    cpu = torch.device("cpu")
+    other = load_model(deep_llama_path, choose_kernels("cpu", cpu, torch.float32), torch.float32, cpu)
+    bench.engines["suffix"] = Engine(other, bench.engines["off"].config)
+    with pytest.raises(RuntimeError, match="suffix"):
+        bench.cells("w", PROMPTS[:1], streams=1)
 
 
 def test_the_report_has_a_row_for_each_workload_and_one_for_all(bench: Bench) -> None:
