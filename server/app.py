@@ -27,7 +27,7 @@ def build_app(settings: Settings, lifecycle: Lifecycle[Service], tracer: Tracer)
         lambda: lifecycle.service.text.grammars.num_entries if lifecycle.service else 0,
     )
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    for method, path, handler in MetaRoutes(lifecycle, metrics, settings.max_body_bytes).table():
+    for method, path, handler in MetaRoutes(lifecycle, metrics, settings).table():
         methods = ["GET", "HEAD"] if method == "GET" else [method]  # of a HEAD's answer, uvicorn sends no body
         app.add_api_route(path, handler, methods=methods, response_model=None)
     for dialect in DIALECTS:

@@ -48,8 +48,13 @@ def _gpu(index: int) -> str:
 
 def _kernels(device: torch.device, dtype: torch.dtype, about: str) -> Iterator[str]:
     yield f"{device}: {about}"
-    rounding = Wish(device, dtype, activations="int8")
-    for wish in (Wish(device, dtype), Wish(device, dtype, deterministic=True), rounding):
+    for wish in (
+        Wish(device, dtype),
+        Wish(device, dtype, deterministic=True),
+        Wish(device, dtype, "int8"),
+        Wish(device, dtype, "int4"),
+        Wish(device, dtype, activations="int8"),
+    ):
         yield f"  kernels for {wish}"
         reasons = survey(wish)
         auto = next((name for name, reason in reasons.items() if reason is None), None)

@@ -18,6 +18,7 @@ from verdraft.server.parse_completion import parse_abort, parse_detokenize, pars
 from verdraft.server.requests import Limits
 from verdraft.server.responses import JsonResponse, engine_dead, engine_failing, engine_stuck
 from verdraft.server.service import Service, Text
+from verdraft.server.settings import Settings
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ class MetaRoutes:
 
     lifecycle: Lifecycle[Service]
     metrics: Metrics
-    max_body_bytes: int
+    settings: Settings
 
     def table(self) -> list[tuple[str, str, Callable[..., Any]]]:
         """(method, path, handler)"""
@@ -87,7 +88,9 @@ class MetaRoutes:
                 "max_queue": config.max_queue,
                 "kv_blocks": config.num_blocks,
                 "block_size": config.block_size,
-                "max_body_bytes": self.max_body_bytes,
+                "max_body_bytes": self.settings.max_body_bytes,
+                "quantization": self.settings.quantization,
+                "activations": self.settings.activations,
                 "speculation": config.speculation,
                 "speculation_modes": list(limits.modes),
             }
@@ -125,7 +128,7 @@ class MetaRoutes:
 
     async def _parsed(self, request: Request, service: Service, use: Callable[[Body, Text, Limits], T]) -> T:
         """`use` on the parsed body, in a worker thread."""
-        raw = await read_body(request.scope, request.receive, self.max_body_bytes)
+        raw = await read_body(request.scope, request.receive, self.settings.max_body_bytes)
         content_type = request.headers.get("content-type")
         return await service.workers.run(
             len(raw), lambda: use(parse_body(raw, content_type), service.text, service.limits)

@@ -21,6 +21,8 @@ def test_every_package_and_backend_is_there_or_why_not(capsys: pytest.CaptureFix
     assert "flash   needs an NVIDIA GPU" in text
     assert "torch   its rows depend on what is computed beside them" in text
     assert "CPU operations: compiled" in text
+    for asked in ("(deterministic)", "(int8)", "(int4)", "(int8 activations)"):
+        assert f"kernels for float32 on cpu {asked}" in text
 
 
 def test_without_a_gpu_or_a_compiler_it_says_so(

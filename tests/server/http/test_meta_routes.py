@@ -73,12 +73,13 @@ async def test_tokenize_and_detokenize(stage: Any) -> None:
 
 
 async def test_server_info_and_reset(stage: Any) -> None:
-    async with stage(api_key="sk-secret") as s:
+    async with stage(api_key="sk-secret", activations="int8") as s:
         s.client.headers["authorization"] = "Bearer sk-secret"
         info = await s.client.get("/server_info")
         assert (await s.client.post("/reset_prefix_cache", json={})).json() == {}
     assert "sk-secret" not in info.text
     assert info.json()["speculation_modes"] == ["auto", "off", "suffix"]
+    assert (info.json()["quantization"], info.json()["activations"]) == ("auto", "int8")
     assert s.engine.resets == 1
 
 
