@@ -1,14 +1,12 @@
 """The `verdraft` command. What is heavy is imported inside the commands, so that --help is quick."""
 
 import argparse
-import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 import verdraft
 from verdraft.server.logs import set_up_logs
-from verdraft.server.settings import Parser, SettingsError, add_flags, resolve_settings, unknown_variables
+from verdraft.server.settings import Parser, SettingsError, add_flags, resolve_settings, warn_of_unknown_variables
 from verdraft.server.signals import exit_now, on_stop_signals
 from verdraft.server.train_cli import add_train_commands
 
@@ -50,8 +48,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     on_stop_signals(exit_now)
     settings = resolve_settings({name: value for name, value in vars(arguments).items() if name != "command"})
     set_up_logs(settings.log_level, settings.log_format)
-    for problem in unknown_variables(os.environ):
-        logging.getLogger("verdraft.server").warning(problem)
+    warn_of_unknown_variables()
     from verdraft.server.build import build_service
     from verdraft.server.serve import run
 

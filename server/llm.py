@@ -21,7 +21,7 @@ from verdraft.server.llm_params import SamplingParams
 from verdraft.server.parse_chat import parse_chat_prompt
 from verdraft.server.prepare import Prepared
 from verdraft.server.requests import GenerationOptions
-from verdraft.server.settings import resolve_settings
+from verdraft.server.settings import resolve_settings, warn_of_unknown_variables
 from verdraft.server.stops import StopSet
 
 Message: TypeAlias = Mapping[str, Any]
@@ -101,6 +101,7 @@ class LLM:
             raise TypeError(f"LLM has no setting {unknown[0]!r}; there are {', '.join(OFFLINE_SETTINGS)}")
         given = {"model": model, **settings} if model else settings
         resolved = resolve_settings({**given, "learning": "off"})  # no thread of its own
+        warn_of_unknown_variables()
         path = resolve_model(resolved.model)
         self._engine = build_engine(resolved, path)
         self._text = build_text(path, self._engine.config.eos_token_ids)

@@ -5,6 +5,7 @@ Nothing heavy is imported here, so that `verdraft --help` is quick.
 
 import argparse
 import difflib
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -265,6 +266,12 @@ def resolve_settings(flags: dict[str, Any]) -> Settings:
         raise SettingsError(_one_line(error)) from None
     except (yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise SettingsError(f"--config: {path} is not a YAML file of settings: {_flat(error)}") from None
+
+
+def warn_of_unknown_variables() -> None:
+    """Into the log, once settings are read."""
+    for problem in unknown_variables(os.environ):
+        logging.getLogger("verdraft.server").warning(problem)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

@@ -109,6 +109,15 @@ def test_nothing_that_the_template_does_not_read(llm: LLM, options: Any, word: s
         llm.chat([{"role": "user", "content": "Hi."}], **options)
 
 
+def test_a_variable_that_sets_nothing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`verdraft serve` said so, but a typo beside LLM went unnoticed."""
+    monkeypatch.setenv("VERDRAFT_THREAD", "1")
+    LLM(str(tiny_model(tmp_path)), kv_blocks=16, threads=1, max_model_len=64, speculation="off")
+    assert "VERDRAFT_THREAD: there is no such setting; the nearest is VERDRAFT_THREADS" in caplog.text
+
+
 def test_only_offline_settings() -> None:
     with pytest.raises(TypeError, match="port"):
         LLM(port=80)
