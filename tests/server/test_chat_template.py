@@ -1,6 +1,8 @@
 """Templates: the ids are the model's own format, and no user can open a turn."""
 
+import json
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +252,23 @@ def test_a_hostile_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(TemplateError):
         template.render({"messages": [{"role": "user", "content": "x"}]})
     assert time.monotonic() - started < 5
+
+
+def test_indented_tools_are_bounded_while_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four megabytes of deeply nested tools became half a gigabyte before anything was counted."""
+    monkeypatch.setattr(template_jinja, "MAX_CHARS", 1 << 16)
+    template = compile_template("{{ tools | tojson(indent=4) }}")
+    tools: list[Any] = [1] * 50_000
+    for _ in range(50):
+        tools = [tools]
+    tracemalloc.start()
+    try:
+        with pytest.raises(TemplateError, match="characters"):
+            template.render({"tools": tools})
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    assert template.render({"tools": {"a": ["\u00e9"]}}) == json.dumps({"a": ["\u00e9"]}, ensure_ascii=False, indent=4)
 
 
 def test_bounds_leave_loops_as_they_are() -> None:
