@@ -4,13 +4,15 @@ Everything may run in any thread but the event loop's.
 """
 
 import contextlib
+import math
 import os
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,10 +28,11 @@ MAX_GRAMMAR_CHARS = 64 << 10
 MAX_ENTRIES = 64
 MAX_SECONDS = 4.0  # to compile
 MAX_RENEWAL_SECONDS = 0.1  # to compile once more beside the engine's steps; a common schema takes a few milliseconds
+NUM_SPARES = 2  # of a schema that takes longer
 MAX_COMPILING = 2  # at once
 SEAT_SECONDS = 1.0  # to wait for the end of one of those
 LEAST_PRIORITY = 19  # as `nice` has it
-MAX_MULTIPLE = 10_000  # of multipleOf
+MAX_MULTIPLE = 100_000  # least common one of all multipleOf in a schema: so many states may an automaton get
 MAX_CONJUNCTION = 4  # patterns within allOf
 LIMITS = LLParserLimits(max_lexer_states=50_000, step_lexer_fuel=100_000, step_max_items=20_000, verbose_errors=False)
 
@@ -41,7 +44,8 @@ _PREFIX = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 class Grammar:
     """A compiled form. `start` gives each choice a place of its own in it; `build` compiles it again.
 
-    All places share the lexer of `matcher`. When it reaches a limit, it fails for all of them: `failed` then.
+    All places share the lexer of `matcher`. When it reaches a limit, it fails for all of them: `failed` then. Each gets
+    a new one at once where compiling is quick; else `spares` are made beforehand, beside the engine.
     """
 
     matcher: LLMatcher
@@ -49,6 +53,7 @@ class Grammar:
     build: Callable[[], LLMatcher]
     seconds: float  # that compiling took
     failed: bool = False
+    spares: list[LLMatcher] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def start(self) -> Constraint:
@@ -57,10 +62,27 @@ class Grammar:
             return GrammarConstraint(self.matcher.deep_copy(), self.vocab_size, self._renew)
 
     def _renew(self) -> LLMatcher:
-        """A matcher with a lexer of its own, for a sequence whose one has failed; the same failed one if that would
-        stop the engine for too long."""
+        """A matcher for a sequence whose lexer has failed.
+
+        The first to notice may have driven it there alone, so it shares no spare with the others.
+        """
         self.failed = True
-        return self.build() if self.seconds < MAX_RENEWAL_SECONDS else self.matcher
+        if self.is_quick:
+            return self.build()
+        with self._lock:
+            if len(self.spares) > 1:
+                return self.spares.pop()
+            return (self.spares or [self.matcher])[0].deep_copy()
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the engine may wait until it is compiled once more."""
+        return self.seconds < MAX_RENEWAL_SECONDS
+
+    def make_spares(self) -> None:
+        """Takes NUM_SPARES times as long as compiling."""
+        for _ in range(NUM_SPARES):
+            self.spares.append(self.build())
 
 
 class Grammars:
@@ -71,6 +93,7 @@ class Grammars:
         self._eos = eos
         self._kept: OrderedDict[str, Grammar] = OrderedDict()
         self._lock = threading.Lock()
+        self._engine_lock = threading.Lock()
         self._seats = threading.Semaphore(MAX_COMPILING)
         self._engine: LLTokenizer | None = None
 
@@ -80,29 +103,29 @@ class Grammars:
         return len(self._kept)
 
     def compile(self, form: JsonForm) -> Grammar:
-        """Takes at most SEAT_SECONDS and MAX_SECONDS.
+        """Takes at most SEAT_SECONDS and MAX_SECONDS, and once as long as the engine needs for its tokens.
 
         Raises ApiError: 400 that names `form.param` and the place in it; 429 when too many others compile.
         """
         source = form.grammar()
         if len(source) > MAX_GRAMMAR_CHARS:
             raise invalid_value(form.param, f"the schema has more than {MAX_GRAMMAR_CHARS} characters")
-        if kept := self._recall(source):
+        if kept := self.kept(source):
             return kept
         for place in form.places:
             check_costs(form, place)
+        self._engine_of_tokens()
         grammar = self._compile(form, source)
         with self._lock:
             self._kept[source] = grammar
             while len(self._kept) > MAX_ENTRIES:
                 self._kept.popitem(last=False)
+        if not grammar.is_quick:
+            _yield_to_others(_start(grammar.make_spares))
         return grammar
 
-    def kept(self, form: JsonForm) -> Grammar | None:
-        """The grammar of a form that is remembered."""
-        return self._recall(form.grammar())
-
-    def _recall(self, source: str) -> Grammar | None:
+    def kept(self, source: str) -> Grammar | None:
+        """What compiling that text gave, if it is remembered."""
         with self._lock:
             grammar = self._kept.pop(source, None)
             if grammar is None or grammar.failed:
@@ -123,9 +146,8 @@ class Grammars:
 
         # NOTE: a thread cannot be stopped. One that takes too long goes on with what time nobody else wants, and keeps
         # its seat until it ends.
-        thread = threading.Thread(target=work, name="verdraft-grammar", daemon=True)
         began = time.monotonic()
-        thread.start()
+        thread = _start(work)
         thread.join(MAX_SECONDS)
         if not found:
             _yield_to_others(thread)
@@ -146,10 +168,16 @@ class Grammars:
 
     def _engine_of_tokens(self) -> LLTokenizer:
         """Built when the first grammar is asked for: it takes up to a second."""
-        with self._lock:
+        with self._engine_lock:
             if self._engine is None:
                 self._engine = build_engine(self._tokenizer, self._eos)
             return self._engine
+
+
+def _start(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, name="verdraft-grammar", daemon=True)
+    thread.start()
+    return thread
 
 
 def _yield_to_others(thread: threading.Thread) -> None:
@@ -167,15 +195,28 @@ def _mask(matcher: LLMatcher) -> bytes:
 
 
 def check_costs(form: JsonForm, place: Place) -> None:
-    """Refuse what the engine would work on for minutes: automata of large multiples, and of patterns in conjunction."""
+    """Refuse what the engine would work on for minutes: automata of large multiples, and of patterns in conjunction.
+
+    References and `anyOf` too make it look for numbers that are multiples of several, so all of them count together.
+    """
     num_patterns = 0
+    multiples: list[Decimal] = []
     for path, key, value in keywords(place.schema, place.path):
-        if key == "multipleOf" and isinstance(value, int | float) and value > MAX_MULTIPLE:
-            raise unsupported_parameter(form.param, f"'{form.param}': {path}.multipleOf may be at most {MAX_MULTIPLE}")
+        if key == "multipleOf" and isinstance(value, int | float):
+            multiples.append(Decimal(str(value)))
+            if least_common(multiples) > MAX_MULTIPLE:
+                message = f"'{form.param}': what is a multiple of every multipleOf may be at most {MAX_MULTIPLE} units"
+                raise unsupported_parameter(form.param, f"{message} of the last digit; see {path}.multipleOf")
         num_patterns += ".allOf[" in path and key in ("pattern", "multipleOf", "format", "patternProperties")
         if num_patterns > MAX_CONJUNCTION:
             message = f"'{form.param}': at most {MAX_CONJUNCTION} patterns may stand within allOf; see {path}.{key}"
             raise unsupported_parameter(form.param, message)
+
+
+def least_common(multiples: Sequence[Decimal]) -> int:
+    """The least common multiple, in units of the last digit that any of them has."""
+    digits = max(-int(one.normalize().as_tuple().exponent) for one in multiples)
+    return math.lcm(*(int(one.scaleb(max(digits, 0))) for one in multiples))
 
 
 def _too_slow(form: JsonForm) -> ApiError:

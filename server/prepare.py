@@ -44,6 +44,7 @@ class Prepared:
     shown: Mapping[str, Any] = field(default_factory=dict)
     constraint: Callable[[], Constraint] = free_text
     form: JsonForm | None = None  # whose grammar must still be compiled
+    source: str = ""  # of that grammar
 
     @property
     def num_choices(self) -> int:
@@ -121,7 +122,8 @@ def _chat(
     if len(request.prompt.messages) >= limits.max_model_len:  # each takes a token and more
         raise context_length(param, len(request.prompt.messages), limits.max_model_len, exact=False)
     prompt = text.template.encode(request.prompt, lambda rendered: _check_length(rendered, text, limits, param))
-    kept = text.grammars.kept(request.form) if request.form else None
+    source = request.form.grammar() if request.form else ""
+    kept = text.grammars.kept(source)
     return Prepared(
         options=request.options,
         prompts=(prompt,),
@@ -134,6 +136,7 @@ def _chat(
         shown=shown or {},
         constraint=kept.start if kept else free_text,
         form=None if kept else request.form,
+        source=source,
     )
 
 

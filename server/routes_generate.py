@@ -101,7 +101,7 @@ class GenerateEndpoint:
         )
         if prepared.form is None:
             return prepared
-        grammar = await service.workers.compile(service.text.grammars, prepared.form)
+        grammar = await service.workers.compile(service.text.grammars, prepared.form, prepared.source)
         return replace(prepared, constraint=grammar.start, form=None)
 
     def _submit(self, service: Service, generation: Generation, prepared: Prepared) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ParamSpec, Protocol, TypeVar
@@ -32,7 +32,7 @@ class TextWorkers:
         self._short = ThreadPoolExecutor(2, thread_name_prefix="verdraft-text")
         self._long = ThreadPoolExecutor(2, thread_name_prefix="verdraft-long-text")
         self._schemas = ThreadPoolExecutor(MAX_SCHEMAS, thread_name_prefix="verdraft-schema")
-        self._num_schemas = 0
+        self._compiling: dict[Hashable, asyncio.Future[Grammar]] = {}
 
     async def run(self, size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """`work(*args, **kwargs)` in a thread; `size` is the length of the body it works on."""
@@ -41,15 +41,19 @@ class TextWorkers:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(pool, lambda: context.run(work, *args, **kwargs))
 
-    async def compile(self, grammars: Grammars, form: JsonForm) -> Grammar:
-        """Raises ApiError: 400 for a bad form, 429 when too many others are at it."""
-        if self._num_schemas >= MAX_SCHEMAS:
-            raise rate_limited("schemas are being compiled")
-        self._num_schemas += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._schemas, grammars.compile, form)
-        finally:
-            self._num_schemas -= 1
+    async def compile(self, grammars: Grammars, form: JsonForm, source: str) -> Grammar:
+        """Equal forms (`source` is form.grammar()) at the same time are compiled once, for all who wait.
+
+        Raises ApiError: 400 for a bad form, 429 when too many others are at it.
+        """
+        key = (form.param, form.calls, source)  # what an error message says, too
+        if key not in self._compiling:
+            if len(self._compiling) >= MAX_SCHEMAS:
+                raise rate_limited("schemas are being compiled")
+            compiling = asyncio.get_running_loop().run_in_executor(self._schemas, grammars.compile, form)
+            self._compiling[key] = compiling
+            compiling.add_done_callback(lambda _: self._compiling.pop(key))
+        return await asyncio.shield(self._compiling[key])  # others wait for it when this client leaves
 
     def close(self) -> None:
         """Start nothing more."""

@@ -48,6 +48,30 @@ async def test_schemas_that_take_too_long_keep_nobody_else_waiting(stage: Any, m
         end.set()
 
 
+async def test_equal_schemas_at_once_are_compiled_once(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a crowd with one new schema, two compiled it each for itself, and most got 429."""
+    monkeypatch.setattr(grammars, "MAX_RENEWAL_SECONDS", 60.0)  # no spares
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 1}}}
+    async with stage() as s:
+        kept = s.lifecycle.service.text.grammars
+        compile_one, go_on, sources = kept._matcher, threading.Event(), []
+
+        def slowly(source: str) -> Any:
+            sources.append(source)
+            assert go_on.wait(20)
+            return compile_one(source)
+
+        monkeypatch.setattr(kept, "_matcher", slowly)
+        crowd = [asyncio.create_task(post(s, response_format=form)) for _ in range(40)]
+        await asyncio.sleep(0.5)
+        crowd[0].cancel()  # whoever came first may leave
+        await asyncio.sleep(1.0)  # longer than a seat is waited for
+        go_on.set()
+        answers = await asyncio.gather(*crowd[1:])
+        assert {answer.status_code for answer in answers} == {200}
+        assert len(sources) == 1
+
+
 CALLS = [
     (["{", '"a": ', '"b"', "}"], [TOOL], NAMED, '{"a": "b"}'),
     (["{", '"a": ', '"b"', "}"], [TOOL], "required", '{"a": "b"}'),
