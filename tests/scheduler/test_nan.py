@@ -56,36 +56,34 @@ def fresh(model: Transformer, request: pytest.FixtureRequest, late_device: Calla
     return Engine(model, config, device=device)
 
 
-@pytest.fixture
-def answer(fresh: Engine, drain: Any, make_request: Any) -> list[int]:
-    """Where nobody has left anything."""
-    fresh.add(make_request("a", PROMPT, max_tokens=20, ignore_eos=True, speculation="off"))
-    tokens: list[int] = drain(fresh)["a"].tokens
+def answer_of(engine: Engine, drain: Any, make_request: Any, **fields: Any) -> list[int]:
+    """Where nobody has left anything, and nobody drafts."""
+    engine.add(make_request("alone", PROMPT, max_tokens=20, ignore_eos=True, speculation="off", **fields))
+    tokens: list[int] = drain(engine)["alone"].tokens
     assert len(tokens) == 20
     assert POISON not in tokens
     return tokens
 
 
-def test_a_request_that_fails_leaves_nothing_to_the_next(
-    fresh: Engine, answer: list[int], drain: Any, make_request: Any
-) -> None:
-    for name in ("a", "b"):
+def test_a_request_that_fails_leaves_nothing_to_the_next(fresh: Engine, drain: Any, make_request: Any) -> None:
+    answer = answer_of(fresh, drain, make_request)
+    for _ in range(2):
         fresh.add(make_request("bad", [*PROMPT, *[POISON] * 40], max_tokens=9, ignore_eos=True))
         assert drain(fresh)["bad"].finish == "error"
-        fresh.add(make_request(name, PROMPT, max_tokens=20, ignore_eos=True, speculation="off"))
-        assert drain(fresh)[name].tokens == answer
+        assert answer_of(fresh, drain, make_request) == answer
     assert fresh.counters().corrupted == 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_draft_spoils_neither_the_tokens_before_it_nor_the_next_request(
-    fresh: Engine, answer: list[int], drain: Any, make_request: Any, temperature: float
+    fresh: Engine, drain: Any, make_request: Any, temperature: float
 ) -> None:
+    params = {"temperature": temperature, "seed": 1}
+    answer = answer_of(fresh, drain, make_request, **params)
     plain = fresh.counters().iteration_tokens
     for name in ("a", "b"):
         prediction = [*answer[:4], *[POISON] * 8, *answer[12:]]
-        fields = {"max_tokens": 20, "ignore_eos": True, "prediction": prediction, "temperature": temperature}
-        fresh.add(make_request(name, PROMPT, **fields))
+        fresh.add(make_request(name, PROMPT, max_tokens=20, ignore_eos=True, prediction=prediction, **params))
         assert drain(fresh)[name].tokens == answer
     assert fresh.counters().iteration_tokens > 2 * plain + 8, "some of it was drafted"
     assert fresh.counters().corrupted == 0
