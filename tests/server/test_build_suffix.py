@@ -16,6 +16,7 @@ from verdraft.server.build import build_engine
 from verdraft.server.build_suffix import keepers
 from verdraft.server.cli import main
 from verdraft.server.settings import Settings, SettingsError
+from verdraft.spec.suffix_index import ending
 
 PROMPT, ANSWER = [5, 6, 7, 8], list(range(20, 40))
 
@@ -51,7 +52,8 @@ def test_a_file_is_written_meanwhile_and_read_again(
     engine.drafting.stores.of("tenant").add(PROMPT, ANSWER)
     keeper.close()
     again = build(model, file)[0].drafting.stores
-    assert [again.of(salt).propose(PROMPT, 4).tokens for salt in ("", "tenant", "x")] == [(20, 21, 22, 23)] * 2 + [()]
+    end = ending(PROMPT)
+    assert [again.of(salt).propose(end, 4).tokens for salt in ("", "tenant", "x")] == [(20, 21, 22, 23)] * 2 + [()]
 
 
 def test_a_damaged_file_is_moved_aside_with_a_warning(
@@ -98,7 +100,7 @@ def test_recorded_answers_warm_a_store(model: Path, tmp_path: Path, capsys: pyte
     (data / "ids.jsonl").write_text(json.dumps({"prompt": PROMPT, "output": ANSWER}) + "\n")
     main(["train", "suffix", str(model), "--data", str(data), "--out", str(file)])
     assert capsys.readouterr().out == "1 answers, 25 tokens kept\n"
-    assert build(model, file)[0].drafting.stores.of("").propose(PROMPT, 3).tokens == (20, 21, 22)
+    assert build(model, file)[0].drafting.stores.of("").propose(ending(PROMPT), 3).tokens == (20, 21, 22)
     with pytest.raises(SystemExit):
         main(["train", "suffix", str(model), "--data", str(data), "--out", str(tmp_path / "no" / "where")])
     assert "--out: cannot write" in capsys.readouterr().err
