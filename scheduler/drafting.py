@@ -105,13 +105,15 @@ class Drafting:
         return self._config.speculation if request.speculation == "auto" else request.speculation
 
     def drafter(self, request: Request) -> Drafter:
-        """The free sources of a new sequence: those that need no pass over any layer."""
+        """The free sources of a new sequence: those that need no pass over any layer. A prediction is tried unless the
+        request itself says "off"."""
         mode = self.mode(request)
+        prediction = request.prediction if request.speculation != "off" else ()
         assert mode != "auto", "the configuration says what that means"
         # The smallest index that the source allows, for models of a very short context.
         remembered = max(32, self._config.max_model_len)
         store = self.stores.of(request.cache_salt) if mode in ("suffix", "hybrid") else None
-        return make_drafter(mode, request.prediction, store, remembered, request.constraint)
+        return make_drafter(mode, prediction, store, remembered, request.constraint)
 
     def prepare(self, seq: Sequence) -> None:
         """Say which models may draft for a new sequence."""

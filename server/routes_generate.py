@@ -120,9 +120,11 @@ class GenerateEndpoint:
             created=int(time.time()),
             prepared=prepared,
         )
-        mode = service.config.speculation if options.speculation == "auto" else options.speculation
-        lens = [len(prompt) for prompt in prepared.prompts]
-        report = Report(lens, options.n, mode, options.prediction is not None, service.text.template.thinks)
+        lens, predicted = [len(prompt) for prompt in prepared.prompts], options.prediction is not None
+        mode: str = service.config.speculation if options.speculation == "auto" else options.speculation
+        if mode == "off" and predicted and options.speculation == "auto":
+            mode = "prediction"  # which nobody has switched off
+        report = Report(lens, options.n, mode, predicted, service.text.template.thinks)
         return Exchange(generation, prepared, answer, report, self.metrics)
 
     async def _send(self, exchange: Exchange, prepared: Prepared, scope: Scope, send: Send) -> None:

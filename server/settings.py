@@ -94,7 +94,9 @@ class Settings(BaseSettings):
     ] = None
     speculation: Annotated[
         Literal["auto", "off", "suffix", "early_exit", "hispec", "eagle", "hybrid"],
-        Field(description="what a request's speculation `auto` means"),
+        Field(
+            description="what a request's speculation `auto` means; with off, a request's own prediction is still tried"
+        ),
     ] = "auto"
     router: Annotated[
         Literal["payoff", "threshold", "score"],

@@ -59,16 +59,14 @@ def make_drafter(
     local_tokens: int = 32768,
     constraint: Constraint = UNCONSTRAINED,
 ) -> Drafter:
-    """The free sources of one sequence. `store` is None for a sequence that must not share; "off" drafts nothing at
-    all, and where one model is to draft, it does so without the suffix source.
+    """The free sources of one sequence. `store` is None for a sequence that must not share; "off" drafts
+    nothing but what it is given as a prediction, and where one model is to draft, it does so without the suffix source.
 
     `local_tokens`: prompt and output tokens that the sequence's own index remembers, best the model's context length.
     `constraint`: what the sequence must keep to; it drafts too what it forces.
     """
-    if mode == "off":
-        return NoDrafter()
     rest: list[Drafter] = [SuffixDrafter(store, local_tokens)] if mode in ("suffix", "hybrid") else []
-    if constraint is not UNCONSTRAINED:
+    if constraint is not UNCONSTRAINED and mode != "off":
         rest = [MostPromising([*rest, GrammarDrafter(constraint)], constraint)]
     if prediction:
         rest = [ChainOfSources([PredictionDrafter(prediction), *rest], constraint)]

@@ -111,6 +111,19 @@ def test_prediction_drafts_the_answer(make_engine, drain, make_request):
     assert request.stats.sources["prediction"].num_accepted_tokens > 28
 
 
+@pytest.mark.parametrize(("speculation", "drafts"), [("auto", True), ("off", False)])
+def test_a_server_that_drafts_nothing_still_tries_what_a_request_predicts(
+    make_engine, drain, make_request, speculation, drafts
+):
+    fields = {"max_tokens": 40, "ignore_eos": True}
+    answer = plain(make_engine, drain, make_request, PROMPT, **fields)
+    engine = make_engine(speculation="off")
+    request = make_request("a", PROMPT, prediction=answer, speculation=speculation, **fields)
+    engine.add(request)
+    assert drain(engine)["a"].tokens == answer
+    assert list(request.stats.sources) == ["prediction"] * drafts
+
+
 @pytest.mark.parametrize("where", range(1, 9))
 def test_an_end_inside_an_accepted_block_leaves_no_trace_behind_it(make_engine, drain, make_request, scripted, where):
     answer = plain(make_engine, drain, make_request, PROMPT, max_tokens=20, ignore_eos=True)

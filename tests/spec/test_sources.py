@@ -24,13 +24,14 @@ def test_the_first_source_with_a_draft_wins_and_all_see_every_token(scripted: ty
     assert chain.propose(4) == EMPTY
 
 
-def test_off_drafts_nothing_even_with_a_prediction() -> None:
+def test_off_drafts_nothing_but_a_prediction() -> None:
     store = SharedSuffixStore(1000)
-    drafter = make_drafter("off", TEXT, store)
-    assert isinstance(drafter, NoDrafter)
+    assert isinstance(make_drafter("off", store=store), NoDrafter)
+    drafter = make_drafter("off", [1, 2, 3], store)
     drafter.start(TEXT)
-    drafter.extend(TEXT)
-    assert drafter.propose(8) == EMPTY
+    draft = drafter.propose(8)
+    assert (draft.tokens, draft.source) == ((1, 2, 3), "prediction")
+    drafter.extend([7, 8, 9])
     drafter.stop()
     assert store.num_tokens == 0
 

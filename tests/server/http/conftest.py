@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,8 @@ def stage(byte_level_folder: Path, tmp_path: Path) -> MakeStage:
         text = Text(tokenizer, ChatTemplate(folder, tokenizer), frozenset(), Grammars(tokenizer, frozenset()))
         limits = Limits(model="org/demo", vocab_size=tokenizer.vocab_size, max_model_len=CONFIG.max_model_len)
         workers = TextWorkers()
-        service = Service(limits, CONFIG, text, engine, workers, created=7)  # type: ignore[arg-type]
+        config = replace(CONFIG, speculation=settings.get("speculation", CONFIG.speculation))
+        service = Service(limits, config, text, engine, workers, created=7)  # type: ignore[arg-type]
         if loaded:
             lifecycle.ready(service)
         made = Stage(engine, lifecycle, build_app(Settings(**settings), lifecycle, tracer or NoTracer()))

@@ -69,6 +69,19 @@ async def test_usage_counts_each_prompt_once_and_the_prediction_when_sent(stage:
     assert details == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 0}
 
 
+@pytest.mark.parametrize(("speculation", "mode"), [("auto", "prediction"), ("off", "off"), ("suffix", "suffix")])
+async def test_the_report_names_what_speculation_meant_where_the_default_is_off(
+    stage: Any, speculation: str, mode: str
+) -> None:
+    async with stage(speculation="off") as s:
+        fields = {"prediction": {"type": "content", "content": "x"}, "return_speculation": True}
+        answer = await post(s, COMP, speculation=speculation, **fields)
+        assert answer.json()["speculation"]["mode"] == mode
+        if speculation == "auto":
+            plain = await post(s, COMP, return_speculation=True)
+            assert plain.json()["speculation"]["mode"] == "off"
+
+
 async def test_choices_are_ordered_by_prompt_then_sample(stage: Any) -> None:
     async with stage() as s:
         answer = (await s.client.post(COMP, json={"prompt": ["a", "b"], "n": 2, "echo": True})).json()
