@@ -36,6 +36,19 @@ how = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped
 GREETING = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": [{"type": "text", "text": "hey"}]}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"$ref": "#/$defs/b"}, "minItems": 1, "maxItems": 2},
+        "c": {"anyOf": [{"type": "string", "pattern": "^x+$", "maxLength": 3}, {"const": None}]},
+    },
+    "required": ["a"],
+    "additionalProperties": False,
+    "$defs": {"b": {"enum": [1, "the"]}},
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+FORCED = {"type": "function", "function": {"name": "f"}}
+RESULT_OF_CALL = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "4"}]}
 SAMPLING: dict[str, Any] = {
     "max_tokens": 4,
     "temperature": 0.5,
@@ -69,6 +82,37 @@ VALID: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": [[5, 6], [7]], "max_tokens": 0, "echo": True}),
     ("/v1/responses", {"input": "hey", "instructions": "Be kind.", "max_output_tokens": 4, "stream": True}),
     ("/v1/messages", {"messages": GREETING[1:], "system": "Be kind.", "max_tokens": 4, "stop_sequences": ["x"]}),
+    ("/v1/chat/completions", {"messages": GREETING, "max_tokens": 9, "response_format": FORM, "stream": True}),
+    ("/v1/chat/completions", {"messages": GREETING, "max_tokens": 9, "tools": [TOOL], "tool_choice": FORCED, "n": 2}),
+    (
+        "/v1/responses",
+        {
+            "input": [
+                *GREETING,
+                RESULT_OF_CALL,
+                {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "h"}]},
+            ],
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+            "max_output_tokens": 9,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                *GREETING[1:],
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "4"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "tool", "name": "f"},
+            "thinking": {"type": "disabled"},
+            "max_tokens": 9,
+            "stream": True,
+        },
+    ),
     ("/tokenize", {"messages": GREETING, "add_generation_prompt": True}),
     ("/tokenize", {"prompt": "the cat"}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
@@ -145,11 +189,11 @@ class Small:
 def small(byte_level_folder: Path, tiny_model: Callable[..., Path]) -> Callable[..., Any]:
     """async with small(**settings) as s: ..."""
     tokenizer = TextTokenizer(byte_level_folder)
-    path = tiny_model("Llama", vocab_size=tokenizer.vocab_size, max_position_embeddings=128)
+    path = tiny_model("Llama", vocab_size=tokenizer.vocab_size, max_position_embeddings=512)
 
     @asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[Small]:
-        engine = build_engine(Settings(kernels="torch", kv_blocks=48, max_num_seqs=3, max_queue=4), path)
+        engine = build_engine(Settings(kernels="torch", kv_blocks=100, max_num_seqs=3, max_queue=4), path)
         text = Text(
             tokenizer, ChatTemplate(byte_level_folder, tokenizer), frozenset({2}), Grammars(tokenizer, frozenset({2}))
         )
