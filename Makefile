@@ -66,7 +66,8 @@ sanitize: $(READY)
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	$(BIN)/pytest -p no:faulthandler --timeout 1800 tests/kernels/test_attention.py tests/kernels/test_tree.py \
 	tests/kernels/test_ops.py tests/kernels/test_linear.py tests/kernels/test_quantized.py tests/kernels/test_rounded.py \
-	tests/kernels/test_sampling.py tests/model/test_fused.py $(ARGS)
+	tests/kernels/test_sampling.py tests/model/test_fused.py tests/spec/test_suffix_index.py tests/spec/test_suffix.py \
+	tests/spec/test_predictor.py $(ARGS)
 
 conformance: $(READY)
 	VERDRAFT_CMD="$(CURDIR)/$(BIN)/verdraft serve" $(BIN)/pytest -p no:asyncio -p no:cacheprovider -c "$(CONFORMANCE)/pytest.ini" "$(CONFORMANCE)" $(ARGS)

@@ -61,7 +61,7 @@ uint64_t hash_of(const Index& index, int64_t length) {
   for (int64_t i = 0; i < index.num_levels; ++i)
     if (index.levels[i].length == length) return index.levels[i].hash;
   uint64_t hash = 0;
-  for (const int32_t* token = place(index, index.next - length); length-- > 0; ++token) hash = hash * kBase + *token;
+  for (const int32_t* end = place(index, index.next - 1); length-- > 0;) hash = hash * kBase + end[-length];
   return hash;
 }
 
