@@ -19,6 +19,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from verdraft.server.errors import ApiError, invalid_value, rate_limited, unsupported_parameter
+from verdraft.server.fields import is_number
 from verdraft.server.json_form import JsonForm, Place, find_keyword, keywords
 from verdraft.server.tokenizer import TextTokenizer
 from verdraft.spec.constraint import Constraint
@@ -202,7 +203,7 @@ def check_costs(form: JsonForm, place: Place) -> None:
     num_patterns = 0
     multiples: list[Decimal] = []
     for path, key, value in keywords(place.schema, place.path):
-        if key == "multipleOf" and isinstance(value, int | float):
+        if key == "multipleOf" and is_number(value):
             multiples.append(Decimal(str(value)))
             if least_common(multiples) > MAX_MULTIPLE:
                 message = f"'{form.param}': what is a multiple of every multipleOf may be at most {MAX_MULTIPLE} units"

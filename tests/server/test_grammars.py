@@ -122,6 +122,7 @@ REFUSED = [
     ({"x-guidance": {"lenient": True}, "not": {}}, "unsupported_parameter", "json_schema.schema.not"),
     ({"$ref": "#"}, "invalid_value", "no way to begin"),
     ({"enum": ["x" * 70_000]}, "invalid_value", "65536 characters"),
+    ({"type": "integer", "multipleOf": True}, "invalid_value", "json_schema.schema"),
     ({"type": "integer", "multipleOf": 999_983}, "unsupported_parameter", "schema.multipleOf"),
     ({"anyOf": [{"multipleOf": n} for n in (9973, 9967, 9949)]}, "unsupported_parameter", "schema.anyOf[1].multipleOf"),
     (

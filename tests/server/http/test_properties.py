@@ -41,6 +41,7 @@ SCHEMA = {
     "properties": {
         "a": {"type": "array", "items": {"$ref": "#/$defs/b"}, "minItems": 1, "maxItems": 2},
         "c": {"anyOf": [{"type": "string", "pattern": "^x+$", "maxLength": 3}, {"const": None}]},
+        "d": {"type": "number", "multipleOf": 0.5, "minimum": -1, "maximum": 9},
     },
     "required": ["a"],
     "additionalProperties": False,
@@ -189,11 +190,11 @@ class Small:
 def small(byte_level_folder: Path, tiny_model: Callable[..., Path]) -> Callable[..., Any]:
     """async with small(**settings) as s: ..."""
     tokenizer = TextTokenizer(byte_level_folder)
-    path = tiny_model("Llama", vocab_size=tokenizer.vocab_size, max_position_embeddings=512)
+    path = tiny_model("Llama", vocab_size=tokenizer.vocab_size, max_position_embeddings=768)
 
     @asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[Small]:
-        engine = build_engine(Settings(kernels="torch", kv_blocks=100, max_num_seqs=3, max_queue=4), path)
+        engine = build_engine(Settings(kernels="torch", kv_blocks=144, max_num_seqs=3, max_queue=4), path)
         text = Text(
             tokenizer, ChatTemplate(byte_level_folder, tokenizer), frozenset({2}), Grammars(tokenizer, frozenset({2}))
         )
