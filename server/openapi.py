@@ -71,6 +71,7 @@ def _paths(modes: Sequence[str]) -> dict[str, Schema]:
         "/v1/completions": _post(GENERATE, _body(["prompt"], COMPLETION | common), EVENTS),
         "/v1/responses": _post(GENERATE, _body(["input"], RESPONSES), EVENTS),
         "/v1/messages": _post(GENERATE, _body(["messages", "max_tokens"], MESSAGES), EVENTS),
+        "/v1/messages/count_tokens": _post(BODY, _body(["messages"], {name: MESSAGES[name] for name in COUNTED})),
         "/tokenize": _post(BODY, _body([], TOKENIZE)),
         "/detokenize": _post(BODY, _body(["tokens"], {"tokens": _array(IDS)})),
         "/abort_request": _post((*ANY, "400", "413"), _body(["id"], {"id": {"type": "string"}})),
@@ -233,6 +234,7 @@ MESSAGES: Schema = {
     "stream": BOOLEAN,
     "chat_template_kwargs": VARIABLES,
 }
+COUNTED = ("model", "messages", "system", "thinking", "chat_template_kwargs")
 TOKENIZE: Schema = {
     "model": _optional("string"),
     "prompt": {"type": "string"},

@@ -31,13 +31,32 @@ UNSUPPORTED = ("container", "mcp_servers", "context_management")  # they would c
 
 def parse_messages_body(body: Fields, limits: Limits) -> ChatRequest:
     """Raises ApiError for the first thing that is wrong."""
+    model = parse_model(body, limits)
+    prompt = parse_messages_prompt(body)
+    form = form_of_answer(_format(body), prompt)
+    return ChatRequest(model=model, prompt=prompt, options=_options(body, limits), form=form)
+
+
+def parse_messages_prompt(body: Fields) -> ChatPrompt:
+    """What the template renders; `/v1/messages/count_tokens` reads the same fields.
+
+    A last turn of the assistant is its answer's beginning, as this API has it.
+    """
     for name in UNSUPPORTED:
         if body.get(name) not in (None, []):
             raise unsupported_parameter(name)
-    model = parse_model(body, limits)
-    prompt = _prompt(body)
-    form = form_of_answer(_format(body), prompt)
-    return ChatRequest(model=model, prompt=prompt, options=_options(body, limits), form=form)
+    messages = (*_system(body), *_messages(body))
+    continued = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    tools = {"tools": _tools(body), "tool_choice": _tool_choice(body)}
+    return ChatPrompt(
+        messages=messages,
+        tools=offered_tools(tools),
+        forced=forced_tools(tools),
+        add_generation_prompt=not continued,
+        continue_final_message=continued,
+        no_thoughts=_no_thoughts(body),
+        variables=parse_variables(body),
+    )
 
 
 def _format(body: Fields) -> JsonForm | None:
@@ -70,22 +89,6 @@ def _options(body: Fields, limits: Limits) -> GenerationOptions:
     options = parse_options(only(body, EXTENSIONS), limits, max_tokens=max_tokens, logprobs=None)
     array(body, "stop_sequences")  # no string stands for an array here
     return replace(options, stop=parse_stop(body, "stop_sequences"))
-
-
-def _prompt(body: Fields) -> ChatPrompt:
-    """A last turn of the assistant is its answer's beginning, as this API has it."""
-    messages = (*_system(body), *_messages(body))
-    continued = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    tools = {"tools": _tools(body), "tool_choice": _tool_choice(body)}
-    return ChatPrompt(
-        messages=messages,
-        tools=offered_tools(tools),
-        forced=forced_tools(tools),
-        add_generation_prompt=not continued,
-        continue_final_message=continued,
-        no_thoughts=_no_thoughts(body),
-        variables=parse_variables(body),
-    )
 
 
 def _system(body: Fields) -> Iterator[Message]:

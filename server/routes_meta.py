@@ -14,7 +14,9 @@ from verdraft.server.jsonbody import Body, parse_body
 from verdraft.server.lifecycle import Lifecycle
 from verdraft.server.metrics import CONTENT_TYPE, Metrics
 from verdraft.server.openapi import description
+from verdraft.server.parse_common import parse_model
 from verdraft.server.parse_completion import parse_abort, parse_detokenize, parse_tokenize
+from verdraft.server.parse_messages import parse_messages_prompt
 from verdraft.server.requests import Limits
 from verdraft.server.responses import JsonResponse, engine_dead, engine_failing, engine_stuck
 from verdraft.server.service import Service, Text
@@ -44,6 +46,7 @@ class MetaRoutes:
             ("GET", "/v1/models/{name:path}", self.model),
             ("POST", "/tokenize", self.tokenize),
             ("POST", "/detokenize", self.detokenize),
+            ("POST", "/v1/messages/count_tokens", self.count_tokens),
             ("POST", "/abort_request", self.abort),
             ("POST", "/reset_prefix_cache", self.reset),
         ]
@@ -114,6 +117,11 @@ class MetaRoutes:
     async def detokenize(self, request: Request) -> Response:
         return JsonResponse({"prompt": await self._parsed(request, self.lifecycle.admit(), _detokenize)})
 
+    async def count_tokens(self, request: Request) -> Response:
+        """How long a prompt `/v1/messages` would have."""
+        count = await self._parsed(request, self.lifecycle.admit(), _count_tokens)
+        return JsonResponse({"input_tokens": count})
+
     async def abort(self, request: Request) -> Response:
         response_id = await self._parsed(request, self.lifecycle.loaded(), lambda body, text, limits: parse_abort(body))
         return JsonResponse({"aborted": self.lifecycle.abort(response_id)})
@@ -151,6 +159,11 @@ def _tokenize(body: Body, text: Text, limits: Limits) -> list[int]:
     if request.chat is not None:
         return text.template.encode(request.chat)
     return text.tokenizer.encode_prompt(request.prompt or "")
+
+
+def _count_tokens(body: Body, text: Text, limits: Limits) -> int:
+    parse_model(body, limits)
+    return len(text.template.encode(parse_messages_prompt(body)))
 
 
 def _detokenize(body: Body, text: Text, limits: Limits) -> str:

@@ -98,6 +98,8 @@ def test_anthropic_messages(claude: anthropic.Anthropic, model: str, said: str) 
         final = stream.get_final_message()
     assert (final.stop_reason, [block.type for block in final.content]) == (plain.stop_reason, ["text"])
     assert final.usage.output_tokens == plain.usage.output_tokens
+    counted = claude.messages.count_tokens(model=model, messages=CHAT).input_tokens
+    assert counted == plain.usage.input_tokens + (plain.usage.cache_read_input_tokens or 0)
 
 
 def test_anthropic_system_stops_and_errors(claude: anthropic.Anthropic, model: str) -> None:

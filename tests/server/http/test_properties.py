@@ -114,6 +114,7 @@ VALID: list[tuple[str, dict[str, Any]]] = [
             "stream": True,
         },
     ),
+    ("/v1/messages/count_tokens", {"messages": GREETING[1:], "system": [{"type": "text", "text": "Be kind."}]}),
     ("/tokenize", {"messages": GREETING, "add_generation_prompt": True}),
     ("/tokenize", {"prompt": "the cat"}),
     ("/detokenize", {"tokens": [5, 6, 7]}),
