@@ -85,6 +85,8 @@ class Drafting:
         self._trials = trials
         self._ledger = Ledger()
         self._bets = Bets(self._ledger, trials)
+        self._awake: list[Mode] = []  # arms that are ready to draft and judged by what that brings
+        self._load = 0  # sequences that decode in this step
         self._rest, self._rested_with = 0, 0  # steps in which models are not asked, while so many sequences decode
         self._scheduler = scheduler
         self._config = scheduler.config
@@ -139,8 +141,10 @@ class Drafting:
         proposed = [self._ask(i, seq, rooms[i], len(decoding), asked) for i, seq in enumerate(decoding)]
         free, scores = self._judge(decoding, proposed, asked)
         without = Without(free, free_plan([draft.probs for draft in free], self._now))
+        began = time.perf_counter()
         offers = self._offers(decoding, rooms, free)
         plan = self._plan(decoding, without, scores, [offer.arm for offer in offers])
+        self._charge(self._awake, time.perf_counter() - began)
         if any(offer.arm.hopes for offer in offers) and self._config.router == "payoff" and not _uses_model(plan):
             self._rest = REST
         self._learn_asking(asked, free, plan)
@@ -156,6 +160,7 @@ class Drafting:
         """What models offer; where nothing of it paid a moment ago, they are not asked in every step, and those that
         brought too little for long are left alone for long."""
         self._bets.forget()
+        self._load = len(decoding)
         if not any(seq.eagle or seq.exits for seq in decoding):
             return []
         self._ledger.step()
@@ -166,6 +171,7 @@ class Drafting:
         resting = self._resting(decoding)
         if self.eagle:
             self.eagle.follow(self._scheduler.running, "eagle" not in resting)
+        self._awake = [arm for arm in self._arms if arm not in resting] if self._judges(decoding) else []
         if len(resting) == len(self._arms):
             self._rest = REST
             return []
@@ -173,11 +179,21 @@ class Drafting:
         return [Offer(model, _without_predictions(arm, free)) for model, arm in arms if arm.name not in resting]
 
     def _resting(self, decoding: list[Sequence]) -> set[str]:
-        """Arms to do without; none where a request asks for one by name, or where costs were not measured."""
-        named = any(self.mode(seq.request) not in ("off", "suffix", "hybrid") for seq in decoding)
-        if named or self._config.router != "payoff" or self.costs.of(1) == 0.0:
+        """Arms to do without."""
+        if not self._judges(decoding):
             return set()
         return {arm for arm in self._arms if self._ledger.rests(kind_of(arm, len(decoding)))}
+
+    def _judges(self, decoding: list[Sequence]) -> bool:
+        """Whether what arms bring decides if they rest: not where a request asks for one by name, or where costs were
+        not measured."""
+        named = any(self.mode(seq.request) not in ("off", "suffix", "hybrid") for seq in decoding)
+        return not named and self._config.router == "payoff" and self.costs.of(1) > 0.0
+
+    def _charge(self, arms: Seq[str], seconds: float) -> None:
+        """Being ready to draft took these arms so long together."""
+        for arm in arms:
+            self._ledger.charge(kind_of(arm, self._load), seconds / len(arms) / self.costs.of(self._load))
 
     def _let_draft(self, offers: Seq[Offer], decoding: Seq[Sequence], plan: Plan, without: Without) -> None:
         """Models draft as planned; what they are sure of only then, may be less than pays to verify."""
@@ -266,7 +282,9 @@ class Drafting:
     def watch(self, results: list[Verified], taps: Tensor | None) -> None:
         """What the pass found out, before it is committed; `taps` are the streams that an EAGLE head reads."""
         if self.eagle and taps is not None:
+            began = time.perf_counter()
             self.eagle.watch(results, taps)
+            self._charge([arm for arm in self._awake if arm in self.eagle.modes], time.perf_counter() - began)
 
     def learn(self, verified: Verified) -> None:
         """How a draft, and what sources thought of it, compares with what the full model says."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 _MEMORY = 0.95  # weight of the earlier uses when the next one comes: about the last twenty count
 _FEWEST = 8  # uses since the last rest before a kind may rest again
-_MOST = 1.0  # steps that a kind may lose between two rests, however few its uses
-_UNUSED = 64  # steps without a use before a kind rests: to be ready for one costs time too
+_MOST = 1.0  # steps that a kind may lose between two rests, however few its uses; who saves more is welcome back soon
+_UNUSED = 64  # steps without a use before a kind rests
 _REST, _LONGEST = 64, 1024  # steps: the first rest, and the longest
 
 
@@ -23,6 +23,7 @@ class _Account:
     last_use: int  # step, or when it awoke
     saved: float = 0.0  # steps, on average of the uses since it awoke
     total: float = 0.0  # steps, of all of them
+    owed: float = 0.0  # steps that being ready took since the last of them
     num_uses: int = 0
     rest: int = _REST  # steps of the next rest
 
@@ -41,23 +42,28 @@ class Ledger:
     def rests(self, kind: Hashable) -> bool:
         """Whether it is better to do without in this step."""
         account = self._accounts[kind]
-        if self._now - account.last_use > _UNUSED:
+        if self._now - account.last_use > _UNUSED or account.total - account.owed < -_MOST:
             self._put_to_rest(account)
         return self._now < account.awake_since
+
+    def charge(self, kind: Hashable, steps: float) -> None:
+        """Being ready to draft took so many steps, whether anything was drafted or not."""
+        self._accounts[kind].owed += steps
 
     def enter(self, kind: Hashable, saved: float) -> None:
         """Drafts of a kind saved so many steps, all that they took subtracted; negative for a loss."""
         account = self._accounts[kind]
         account.last_use = self._now
         account.num_uses += 1
+        saved, account.owed = saved - account.owed, 0.0
         account.total += saved
         account.saved += max(1.0 / account.num_uses, 1.0 - _MEMORY) * (saved - account.saved)
         if account.total < -_MOST or (account.num_uses >= _FEWEST and account.saved < 0.0):
             self._put_to_rest(account)
-        elif account.num_uses >= _FEWEST:
+        elif account.total > _MOST:
             account.rest = _REST
 
     def _put_to_rest(self, account: _Account) -> None:
         account.awake_since = account.last_use = self._now + account.rest
         account.rest = min(_LONGEST, 2 * account.rest)
-        account.saved, account.total, account.num_uses = 0.0, 0.0, 0
+        account.saved, account.total, account.owed, account.num_uses = 0.0, 0.0, 0.0, 0

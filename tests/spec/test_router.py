@@ -139,15 +139,34 @@ def test_trials_pay_what_they_lost_in_the_end() -> None:
     assert trials.may_spend(0.5)
 
 
-def steps_awake(ledger: Ledger, num_steps: int, saved: float | None) -> list[bool]:
-    """Whether a model is awake in each step, if every use saves that much; None: it is never used."""
+def steps_awake(ledger: Ledger, num_steps: int, saved: float | None, ready: float = 0.0) -> list[bool]:
+    """Whether a model is awake in each step, if every use saves that much (None: it is never used) and to be ready for
+    one takes `ready`."""
     found = []
     for _ in range(num_steps):
         ledger.step()
         found.append(not ledger.rests("model"))
+        if found[-1]:
+            ledger.charge("model", ready)
         if found[-1] and saved is not None:
             ledger.enter("model", saved)
     return found
+
+
+def test_a_model_that_saves_less_than_being_ready_takes_rests() -> None:
+    assert all(steps_awake(Ledger(), 1000, 0.03, ready=0.02))
+    awake = steps_awake(Ledger(), 10_000, 0.02, ready=0.03)
+    assert sum(awake) < 0.1 * len(awake)
+    unused = steps_awake(Ledger(), 10_000, None, ready=0.1)
+    assert unused[:12] == [True] * 11 + [False]
+    assert sum(unused) < 0.02 * len(unused)
+
+
+def test_a_model_that_just_breaks_even_rests_longer_each_time() -> None:
+    """Surviving a few uses once made the next rest a short one again."""
+    ledger = Ledger()
+    lengths = [sum(not awake for awake in steps_awake(ledger, 300, -0.01 if turn % 2 else 0.001)) for turn in range(8)]
+    assert lengths[-1] == 300
 
 
 def test_a_model_that_loses_rests_longer_and_longer() -> None:
