@@ -1,8 +1,7 @@
 """What a sampler on a device is asked, and how it answers. Knows no kernel."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 
 from torch import Tensor
 
@@ -37,5 +36,16 @@ class Edits:
         return wide
 
 
-# Logits [R, C], draws, and the token ids [C] int64 of the columns or None: tokens [R] int64, or BAD.
-Sampler: TypeAlias = Callable[[Tensor, Draws, Tensor | None], Tensor]
+class Sampler(Protocol):
+    """Finds the law's tokens where the logits are."""
+
+    def __call__(
+        self, logits: Tensor, draws: Draws, token_ids: Tensor | None = None, margins: Tensor | None = None
+    ) -> Tensor:
+        """Tokens [R] int64 of logits [R, C], of equals the lowest; BAD where there is none.
+
+        Column c belongs to token c, or with `token_ids` [C] int64, ascending, to that one of a reduced vocabulary: its
+        noise is the token's own. `margins` [R] float64 take by how much the token's logit might have been lower before
+        another token had come.
+        """
+        ...

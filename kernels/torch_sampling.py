@@ -13,12 +13,8 @@ _LOW: Final = 0xFFFFFFFF
 _ROUNDS: Final = 10
 
 
-def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None) -> Tensor:
-    """Tokens [R] int64 of logits [R, C], of equals the lowest; BAD where there is none.
-
-    Column c belongs to token c, or with `token_ids` [C] int64, ascending, to that one of a reduced vocabulary: its
-    noise is the token's own.
-    """
+def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None, margins: Tensor | None = None) -> Tensor:
+    """See draws.Sampler."""
     columns = torch.arange(logits.shape[1], device=logits.device) if token_ids is None else token_ids
     highest = logits.amax(1, keepdim=True).double()
     fine = highest.isfinite()
@@ -26,7 +22,11 @@ def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None) ->
     noisy = (draws.temperatures > 0.0)[:, None]
     heat = draws.temperatures[:, None].where(noisy, 1.0)
     scores = torch.where(noisy, scores / heat + _gumbel(noise_words(draws, columns)), scores)
-    return columns[scores.argmax(1)].where(fine[:, 0], BAD)
+    best = scores.argmax(1, keepdim=True)
+    if margins is not None:
+        others = scores.scatter(1, best, -torch.inf).amax(1, keepdim=True)
+        margins.copy_(((scores.gather(1, best) - others) * heat)[:, 0])
+    return columns[best[:, 0]].where(fine[:, 0], BAD)
 
 
 def noise_words(draws: Draws, tokens: Tensor) -> Tensor:

@@ -16,20 +16,14 @@ from verdraft.kernels.draws import BAD, Draws
 _BLOCK: Final = 2048  # columns of one program
 
 
-def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None) -> Tensor:
-    """Tokens [R] int64 of logits [R, C], of equals the lowest; BAD where there is none.
-
-    Column c belongs to token c, or with `token_ids` [C] int64, ascending, to that one of a reduced vocabulary: its
-    noise is the token's own.
-    """
+def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None, margins: Tensor | None = None) -> Tensor:
+    """See draws.Sampler."""
     rows, columns = logits.shape
     highest = logits.amax(1).double()
     fine = highest.isfinite()
     blocks = triton.cdiv(columns, _BLOCK)
-    best, where = (
-        logits.new_empty((rows, blocks), dtype=torch.float64),
-        logits.new_empty((rows, blocks), dtype=torch.int64),
-    )
+    best, second = logits.new_empty((2, rows, blocks), dtype=torch.float64)
+    where = logits.new_empty((rows, blocks), dtype=torch.int64)
     tokens = logits.new_empty((rows,), dtype=torch.int64)
     if rows:
         _best_of_block[(rows, blocks)](
@@ -41,21 +35,33 @@ def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None) ->
             draws.choices,
             draws.positions,
             best,
+            second,
             where,
             columns,
             logits.stride(0),
             BLOCK=_BLOCK,
             REDUCED=token_ids is not None,
+            MARGINS=margins is not None,
             enable_fp_fusion=False,
         )
-        _best_of_row[(rows,)](best, where, tokens, blocks, BLOCK=triton.next_power_of_2(blocks))
+        _best_of_row[(rows,)](
+            best,
+            second,
+            where,
+            draws.temperatures,
+            tokens,
+            best if margins is None else margins,
+            blocks,
+            BLOCK=triton.next_power_of_2(blocks),
+            MARGINS=margins is not None,
+        )
     return tokens.where(fine, BAD)
 
 
 @triton.jit
 def _best_of_block(
-    logits, token_ids, highest, temperatures, seeds, choices, positions, best, where, columns, stride,
-    BLOCK: tl.constexpr, REDUCED: tl.constexpr,
+    logits, token_ids, highest, temperatures, seeds, choices, positions, best, second, where, columns, stride,
+    BLOCK: tl.constexpr, REDUCED: tl.constexpr, MARGINS: tl.constexpr,
 ):  # fmt: skip
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = block * BLOCK + tl.arange(0, BLOCK)
@@ -74,15 +80,25 @@ def _best_of_block(
     score, index = tl.max(scores, 0, return_indices=True)
     to = row * tl.num_programs(1) + block
     tl.store(best + to, score)
-    tl.store(where + to, tl.sum(tl.where(tl.arange(0, BLOCK) == index, tokens, 0)))
+    chosen = tl.arange(0, BLOCK) == index
+    tl.store(where + to, tl.sum(tl.where(chosen, tokens, 0)))
+    if MARGINS:
+        tl.store(second + to, tl.max(tl.where(chosen, float("-inf"), scores), 0))
 
 
 @triton.jit
-def _best_of_row(best, where, tokens, blocks, BLOCK: tl.constexpr):
+def _best_of_row(
+    best, second, where, temperatures, tokens, margins, blocks, BLOCK: tl.constexpr, MARGINS: tl.constexpr
+):
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     scores = tl.load(best + row * blocks + at, mask=at < blocks, other=float("-inf"))
-    _, index = tl.max(scores, 0, return_indices=True)
+    score, index = tl.max(scores, 0, return_indices=True)
     tl.store(tokens + row, tl.load(where + row * blocks + index))
+    if MARGINS:
+        seconds = tl.load(second + row * blocks + at, mask=at < blocks, other=float("-inf"))
+        margin = score - tl.max(tl.where(at == index, seconds, scores), 0)
+        temperature = tl.load(temperatures + row)
+        tl.store(margins + row, margin * tl.where(temperature > 0.0, temperature, 1.0))
 
 
 @triton.jit

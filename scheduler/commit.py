@@ -66,6 +66,9 @@ class Committer:
     def _count(self, verified: Verified, decoding: bool, num_kept: int) -> None:
         stats, draft = verified.work.seq.request.stats, verified.work.draft
         self.totals.generation_tokens += num_kept
+        if verified.margins:
+            for margins in (stats.margins, self.totals.margins):
+                margins.count(verified.margins[:num_kept])
         if decoding:
             self.totals.target_passes += 1
             stats.num_target_passes += 1

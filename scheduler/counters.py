@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from verdraft.scheduler.estimates import PredictorCounts
-from verdraft.scheduler.outputs import SourceStats, SpecStats
+from verdraft.scheduler.outputs import Margins, SourceStats, SpecStats
 from verdraft.spec.draft import SOURCES, Source
 
 
@@ -28,6 +28,7 @@ class EngineCounters:
     iteration_tokens: int
     suffix_store_tokens: int
     exits_given_up: int  # sequences whose exits agreed too seldom with the full model
+    near_ties: int  # outputs.Margins
     spec: dict[Source, SourceStats]
     predictor: PredictorCounts
 
@@ -43,6 +44,7 @@ class Totals:
     corrupted: int = 0
     target_passes: int = 0
     iteration_tokens: int = 0
+    margins: Margins = field(default_factory=Margins)
     # Every source from the start: a snapshot from another thread never meets a growing dict.
     spec: dict[Source, SourceStats] = field(default_factory=lambda: {source: SourceStats() for source in SOURCES})
 

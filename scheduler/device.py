@@ -28,6 +28,7 @@ class Computed:
     """What a pass leaves where it was computed."""
 
     tokens: Tensor  # [D] int64, or draws.BAD: of the rows whose tokens the device finds
+    margins: Tensor  # [D] float64, of these in rounding steps (outputs.Margins); [0] where kernels are exact
     logits: Tensor  # [R, V] float32: of the rows whose tokens the host finds
     taps: Tensor | None  # [T, taps * hidden], to stay there
 
@@ -37,6 +38,7 @@ class Found:
     """The same, where the host can read it."""
 
     tokens: NDArray[np.int64]
+    margins: NDArray[np.float64]
     logits: Rows
     taps: Tensor | None
 
@@ -78,7 +80,7 @@ class HostDevice:
 
     def start(self, work: Callable[[], Computed]) -> Read:
         computed = work()
-        found = Found(computed.tokens.numpy(), computed.logits.numpy(), computed.taps)
+        found = Found(computed.tokens.numpy(), computed.margins.numpy(), computed.logits.numpy(), computed.taps)
         return lambda: found
 
     def fetch(self, tensors: Seq[Tensor]) -> list[NDArray[Any]]:
@@ -101,11 +103,11 @@ class CudaDevice:
 
     def start(self, work: Callable[[], Computed]) -> Read:
         computed = work()
-        read = _on_its_way([computed.tokens, computed.logits])
+        read = _on_its_way([computed.tokens, computed.margins, computed.logits])
 
         def found() -> Found:
-            tokens, logits = read()
-            return Found(tokens, logits, computed.taps)
+            tokens, margins, logits = read()
+            return Found(tokens, margins, logits, computed.taps)
 
         return found
 

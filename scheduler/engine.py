@@ -257,6 +257,7 @@ class Engine:
             iteration_tokens=totals.iteration_tokens,
             suffix_store_tokens=self.drafting.stores.num_tokens,
             exits_given_up=self.drafting.exits.num_given_up,
+            near_ties=totals.margins.num_near,
             spec={
                 source: replace(stats, accepted_per_pos=[*stats.accepted_per_pos])
                 for source, stats in totals.spec.items()

@@ -1,8 +1,10 @@
 """What leaves the engine: immutable slices of tokens, and what a finished sequence reports."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal, TypeAlias
+from math import inf
+from typing import ClassVar, Literal, TypeAlias
 
 from verdraft.spec.draft import Source
 
@@ -45,6 +47,32 @@ class SourceStats:
 
 
 @dataclass(slots=True)
+class Margins:
+    """How far committed tokens led, where kernels are not exact and the device finds the tokens: by how much the logit
+    of each might have been lower before another token had come, in rounding steps of the model's float type (its eps
+    times the largest logit).
+
+    In another batch, or behind another draft, the logits of two tokens may each be a step off, so a lead of NEAR steps
+    is a near tie, which other low bits might have decided otherwise. It is no bound: many layers can add up to more.
+    """
+
+    NEAR: ClassVar[float] = 2.0
+    least: float = inf
+    num_known: int = 0
+    num_near: int = 0
+
+    def count(self, margins: Sequence[float]) -> None:
+        """One more for each token."""
+        self.add(Margins(min(margins, default=inf), len(margins), sum(margin <= self.NEAR for margin in margins)))
+
+    def add(self, other: "Margins") -> None:
+        """Sum up."""
+        self.least = min(self.least, other.least)
+        self.num_known += other.num_known
+        self.num_near += other.num_near
+
+
+@dataclass(slots=True)
 class SpecStats:
     """Speculation of one sequence; `num_steps` counts passes that verified at least one draft token."""
 
@@ -52,6 +80,7 @@ class SpecStats:
     num_target_passes: int = 0
     given_up: bool = False  # exits agreed too seldom with the full model and draft no more
     sources: dict[Source, SourceStats] = field(default_factory=dict)
+    margins: Margins = field(default_factory=Margins)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from verdraft.spec.constraint import UNCONSTRAINED
 
 Rows = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 class Span(NamedTuple):
@@ -29,6 +30,7 @@ class Passed:
     """What came out of a pass; a span for every work of the plan, and for each rows_wanted(work) answers."""
 
     tokens: Ints  # [D]: the law's, or draws.BAD
+    margins: Floats  # [D]: theirs, in rounding steps (outputs.Margins); [0] where kernels are exact
     logits: Rows  # [R, V]
     taps: Tensor | None  # [T, taps * hidden]: work.num_tokens rows per work, in order; None without taps
     spans: Seq[Span]

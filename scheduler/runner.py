@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
-from verdraft.kernels.draws import Draws, Edits
+from verdraft.kernels.draws import Draws, Edits, Sampler
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
 from verdraft.scheduler.device import Computed, Device, HostDevice
@@ -24,7 +24,7 @@ from verdraft.scheduler.plan import Work
 from verdraft.scheduler.verifier import Verified
 
 HOST = HostDevice()
-NO_TOKENS = torch.empty(0, dtype=torch.int64)
+NO_TOKENS, NO_MARGINS = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
 WORTH_LEAVING_OUT = 8  # rows at the last layer: for fewer, calls of its own cost more than they save
 
 
@@ -90,7 +90,7 @@ class Runner:
         def passed() -> Passed:
             found = read()
             self.model.check()
-            return Passed(found.tokens, found.logits, found.taps, wanted.spans)
+            return Passed(found.tokens, found.margins, found.logits, found.taps, wanted.spans)
 
         return passed
 
@@ -100,12 +100,21 @@ class Runner:
         hidden = self.stream(rows)
         if staged.top:
             hidden, wanted = self._last_layer(hidden, staged.segments[-1].batch, staged.top, wanted)
-        tokens, logits = NO_TOKENS, self._logits(hidden, wanted)
+        tokens, margins, logits = NO_TOKENS, NO_MARGINS, self._logits(hidden, wanted)
         if self.device.sampler:
             num = len(draws[0])
-            mine = Edits(*draws[4:]).of(logits[:num])
-            tokens, logits = self.device.sampler(mine, Draws(*draws[:4]), None), logits[num:]
-        return Computed(tokens, logits, rows[:, hidden.shape[1] :] if staged.taps else None)
+            tokens, margins = self._draw(self.device.sampler, logits[:num], draws)
+            logits = logits[num:]
+        return Computed(tokens, margins, logits, rows[:, hidden.shape[1] :] if staged.taps else None)
+
+    def _draw(self, sampler: Sampler, logits: Tensor, arrays: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Tokens of `draw_arrays`, and their margins (outputs.Margins) if the kernels are not exact."""
+        edited, draws = Edits(*arrays[4:]).of(logits), Draws(*arrays[:4])
+        if self.model.kernels.exact:
+            return sampler(edited, draws), NO_MARGINS
+        margins = torch.empty_like(draws.temperatures)
+        tokens = sampler(edited, draws, margins=margins)
+        return tokens, margins / (logits.amax(1).abs() * torch.finfo(self.model.dtype).eps)
 
     def _leaves_out(self, plan: list[Work], num_wanted: int) -> bool:
         """Whether rows that nobody wants, of prompts, are spared most of the last layer."""

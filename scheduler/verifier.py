@@ -21,7 +21,7 @@ from verdraft.kernels.sampling import (
     row_logprobs,
 )
 from verdraft.scheduler.outputs import TokenLogprobs
-from verdraft.scheduler.passed import Passed, Rows, banned, generates
+from verdraft.scheduler.passed import Floats, Passed, Rows, banned, generates
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.acceptance import verify
@@ -42,6 +42,7 @@ class Verified:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     spoilt: bool = False
+    margins: tuple[float, ...] = ()  # of `tokens`, where they are known
 
     @property
     def path(self) -> list[int]:
@@ -118,21 +119,23 @@ class Verifier:
         best = argmax_rows(passed.logits)
         best[bad_rows(passed.logits, best)] = BAD
         return [
-            self._verify_drawn(work, passed.tokens[rows])
+            self._verify_drawn(work, passed.tokens[rows], passed.margins[rows])
             if drawn
             else self._verify_one(work, passed.logits[rows], best[rows])
             for work, (drawn, rows) in zip(plan, passed.spans, strict=True)
         ]
 
-    def _verify_drawn(self, work: Work, tokens: NDArray[np.int64]) -> Verified:
+    def _verify_drawn(self, work: Work, tokens: NDArray[np.int64], margins: Floats) -> Verified:
         """`tokens` are the law's, as the device has found them; row i behind node i - 1 of the draft."""
         if not tokens.size or work.seq.finished:
             return Verified(work)
         spoilt = BAD in tokens
         try:
-            return Verified(work, tuple(verify(work.draft, lambda i: _known(tokens[i]))), spoilt=spoilt)
+            accepted = verify(work.draft, lambda i: _known(tokens[i]))
         except BadLogits:  # as in _accept
-            return Verified(work, (_known(tokens[0]),), spoilt=spoilt)
+            accepted = [_known(tokens[0])]
+        known = margins[_rows(work, accepted)].tolist() if margins.size else ()
+        return Verified(work, tuple(accepted), spoilt=spoilt, margins=tuple(known))
 
     def _verify_one(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> Verified:
         if work.seq.finished:  # while the pass was under way
@@ -186,8 +189,12 @@ def _score_output(work: Work, logits: Rows, tokens: list[int]) -> tuple[TokenLog
     top = work.seq.request.params.logprobs
     if top is None:
         return ()
-    rows = [0, *(node + 1 for node in work.draft.path(tokens[:-1]))]
-    return tuple(_score(logits[row], token, top) for row, token in zip(rows, tokens, strict=True))
+    return tuple(_score(logits[row], token, top) for row, token in zip(_rows(work, tokens), tokens, strict=True))
+
+
+def _rows(work: Work, tokens: list[int]) -> list[int]:
+    """Which of the work's answers these tokens are, accepted ones and one more."""
+    return [0, *(node + 1 for node in work.draft.path(tokens[:-1]))]
 
 
 def _score_prompt(work: Work, logits: Rows) -> tuple[TokenLogprobs, ...]:

@@ -88,6 +88,7 @@ READINGS: tuple[Reading, ...] = (
         CounterMetricFamily,
         lambda c: c.exits_given_up,
     ),
+    ("near_ties", "tokens that other low bits might have changed", CounterMetricFamily, lambda c: c.near_ties),
     ("iteration_tokens", "tokens that the engine's steps computed", CounterMetricFamily, lambda c: c.iteration_tokens),
 )
 
@@ -125,6 +126,7 @@ IDLE = EngineCounters(
     iteration_tokens=0,
     suffix_store_tokens=0,
     exits_given_up=0,
+    near_ties=0,
     spec={},
     predictor=PredictorCounts(),
 )

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
-from verdraft.scheduler.outputs import SourceStats, Summary
+from verdraft.scheduler.outputs import Margins, SourceStats, Summary
 from verdraft.spec.draft import Source
 
 
@@ -68,7 +69,15 @@ class Report:
         found |= acceptance(self.num_steps, self.sources)
         for source, stats in self.sources.items():
             found["sources"][source]["num_accepted_per_position"] = stats.accepted_per_pos
-        return found
+        return found | self._margins()
+
+    def _margins(self) -> dict[str, Any]:
+        """Only where some are known, which is nowhere with exact kernels."""
+        margins = Margins()
+        for summary in self.summaries:
+            margins.add(summary.spec.margins)
+        least = margins.least if isfinite(margins.least) else None
+        return {"near_ties": margins.num_near, "least_margin": least} if margins.num_known else {}
 
     @property
     def _cycles_per_1000_tokens(self) -> float:

@@ -280,7 +280,8 @@ class LateDevice:
             self.pending = False
             computed = work()
             self.drawn, self.asked = self.drawn + len(computed.tokens), self.asked + len(computed.logits)
-            return Found(computed.tokens.numpy(), computed.logits.numpy(), computed.taps)
+            margins, logits = computed.margins.numpy(), computed.logits.numpy()
+            return Found(computed.tokens.numpy(), margins, logits, computed.taps)
 
         return read
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from verdraft.kernels import torch_sampling
 from verdraft.kernels.base import Kernels
 from verdraft.kernels.blocks import Quantization, quantize
 from verdraft.kernels.chooser import choose_kernels, choose_sampler
@@ -103,4 +104,7 @@ def test_the_devices_tokens_are_the_cpus(exact: Kernels, vocabulary: int, reduce
         params = LogitParams(temperature=temperature)
         noise = Noise(seed, i % 3, i * 1000)
         expected.append(choose_token(row, params, TokenHistory(params), None, noise))
-    assert choose_sampler(device)(known, draws, ids).tolist() == expected
+    margins, theirs = torch.empty((2, len(temperatures)), dtype=torch.float64, device=device)
+    assert choose_sampler(device)(known, draws, ids, margins).tolist() == expected
+    torch_sampling.law_tokens(known, draws, ids, theirs)
+    torch.testing.assert_close(margins, theirs, rtol=0.0, atol=1e-9)

@@ -86,6 +86,22 @@ def test_equal_logits_give_the_lowest_token_and_bad_rows_none(law_tokens: Sample
     assert found.tolist() == [2500, 2047, BAD, BAD, BAD]
 
 
+@pytest.mark.parametrize("size", [1, 2, 320, 5001])
+def test_margins_are_what_a_logit_may_fall_by(law_tokens: Sampler, size: int) -> None:
+    """The token stays with a logit that is lower by less, and goes with one that is lower by more."""
+    rows = torch.randn(len(SEEDS), size, generator=torch.Generator().manual_seed(size)).double() * 4
+    jobs = draws([0.0, 1.0, 0.7, 1.3, 25.0, 0.05], list(SEEDS), [0, 1, 2, 0, 4, 5], [0, 1, 77, 2**31, 4, 5])
+    margins = torch.empty(len(SEEDS), dtype=torch.float64)
+    tokens = law_tokens(rows, jobs, None, margins)
+    assert tokens.equal(law_tokens(rows, jobs, None))
+    if size == 1:
+        assert margins.tolist() == [torch.inf] * len(SEEDS)
+        return
+    for part, stays in ((0.999, True), (1.001, False)):
+        lower = rows.scatter_add(1, tokens[:, None], -part * margins[:, None])
+        assert law_tokens(lower, jobs, None).eq(tokens).tolist() == [stays] * len(SEEDS)
+
+
 def test_a_batch_of_any_size_gives_a_row_the_same_token(law_tokens: Sampler) -> None:
     torch.manual_seed(1)
     rows = torch.randn(33, 700)

@@ -42,7 +42,7 @@ def test_what_the_device_finds_itself_is_not_read_by_the_host(hash_model):
     asked = []
 
     class Sampling(HostDevice):
-        def sampler(self, logits: torch.Tensor, draws: Draws, token_ids: torch.Tensor | None) -> torch.Tensor:
+        def sampler(self, logits, draws: Draws, token_ids=None, margins=None) -> torch.Tensor:
             asked.append(len(logits))
             return law_tokens(logits, draws, token_ids)
 

@@ -81,13 +81,15 @@ def test_results_are_read_when_they_are_there(late: LateCopies, rows: int) -> No
     """The pass behind may have begun, and overwritten what its results were made from."""
     device = CudaDevice(CPU)
     tokens, logits = torch.arange(4), torch.arange(8.0 * rows).view(rows, 8)
-    expected = tokens.tolist(), logits.tolist()
-    first = device.start(lambda: Computed(tokens, logits, None))
+    margins = tokens.double()
+    expected = tokens.tolist(), margins.tolist(), logits.tolist()
+    first = device.start(lambda: Computed(tokens, margins, logits, None))
     tokens.fill_(-5)
+    margins.fill_(-5)
     logits.fill_(-5.0)
-    second = device.start(lambda: Computed(tokens[:0], logits, tokens))
+    second = device.start(lambda: Computed(tokens[:0], margins[:0], logits, tokens))
     found = first()
-    assert (found.tokens.tolist(), found.logits.tolist()) == expected
+    assert (found.tokens.tolist(), found.margins.tolist(), found.logits.tolist()) == expected
     found = second()
     assert (found.tokens.size, found.logits.shape) == (0, (rows, 8))
     assert found.taps is tokens

@@ -70,11 +70,13 @@ class Unreadable:
         self.lot = np.random.default_rng(0)
         self.sampled: list[Tensor | None] = []
 
-    def sampler(self, logits: Tensor, draws: Draws, token_ids: Tensor | None) -> Tensor:
+    def sampler(
+        self, logits: Tensor, draws: Draws, token_ids: Tensor | None = None, margins: Tensor | None = None
+    ) -> Tensor:
         """The first time in full: on this device, its hundreds of small operations take long."""
         if not any(token_ids is one for one in self.sampled):
             self.sampled.append(token_ids)
-            law_tokens(logits, draws, token_ids)
+            law_tokens(logits, draws, token_ids, margins)
         return logits.new_empty(logits.shape[0], dtype=torch.int64)
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
@@ -86,8 +88,8 @@ class Unreadable:
         computed = work()
 
         def read() -> Found:
-            tokens, logits = self.fetch([computed.tokens, computed.logits])
-            return Found(tokens, logits, computed.taps)
+            tokens, margins, logits = self.fetch([computed.tokens, computed.margins, computed.logits])
+            return Found(tokens, margins, logits, computed.taps)
 
         return read
 

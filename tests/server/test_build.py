@@ -1,5 +1,6 @@
 """From settings to an engine on a tiny model: where its early exits come from, and which modes that gives."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,17 @@ def test_the_report_says_when_exits_were_given_up() -> None:
         assert report.speculation()["exits_given_up"] is False
         report.add(index, Summary(0, 5, SpecStats(given_up=given_up), Timing(0.0)), 0)
     assert report.speculation()["exits_given_up"] is True
+
+
+def test_the_report_tells_margins_where_they_are_known() -> None:
+    """In a form that JSON has."""
+    report = Report([3], 2, "off", with_prediction=False, with_reasoning=False)
+    for seen, told in (((), None), ((math.inf,), (0, None)), ((7.0, 0.5, 2.0), (2, 0.5)), ((1.0,), (3, 0.5))):
+        stats = SpecStats()
+        stats.margins.count(seen)
+        report.add(0, Summary(0, len(seen), stats, Timing(0.0)), 0)
+        found = report.speculation()
+        assert ((found["near_ties"], found["least_margin"]) if "near_ties" in found else None) == told
 
 
 def test_the_report_counts_cycles_and_accepted_tokens_by_place() -> None:

@@ -63,6 +63,7 @@ def test_engine_counters() -> None:
         IDLE,
         kv_blocks_total=10,
         kv_blocks_used=4,
+        near_ties=3,
         spec={
             "suffix": SourceStats(1, 7, 5, [*range(MAX_POSITIONS + 3)]),
             "grammar": SourceStats(1, 2, 2, [1, 1]),
@@ -71,6 +72,7 @@ def test_engine_counters() -> None:
     )
     found = series(Metrics(lambda: counters))
     assert found["verdraft_kv_cache_usage_perc"] == 0.4
+    assert found["verdraft_near_ties_total"] == 3
     assert found['verdraft_spec_decode_num_draft_tokens_total{source="suffix"}'] == 7
     assert found["verdraft_predictor_states_total"] == 3
     assert found["verdraft_predictor_predicted_tokens_total"] - found["verdraft_predictor_accepted_tokens_total"] == 1.5
