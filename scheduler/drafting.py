@@ -17,6 +17,7 @@ from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 from verdraft.spec.asking import Asking
 from verdraft.spec.draft import ASK, EMPTY, Draft, Drafter
+from verdraft.spec.host_time import HostTime
 from verdraft.spec.ledger import Ledger
 from verdraft.spec.router import TAU, Arm, Plan, by_score, free_plan, loss, use, with_models
 from verdraft.spec.sources import make_drafter
@@ -61,6 +62,15 @@ class ModelDrafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Decoding:
+    """A step in which sequences only decode and no model drafts."""
+
+    began: float
+    orders: frozenset[int]  # of the sequences
+    expected: float  # seconds of its pass
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """An arm and whose it is."""
 
@@ -85,6 +95,8 @@ class Drafting:
         self._trials = trials
         self._ledger = Ledger()
         self._bets = Bets(self._ledger, trials)
+        self._host = HostTime()
+        self._last: Decoding | None = None  # the step before, if it was one
         self._awake: list[Mode] = []  # arms that are ready to draft and judged by what that brings
         self._load = 0  # sequences that decode in this step
         self._rest, self._rested_with = 0, 0  # steps in which models are not asked, while so many sequences decode
@@ -126,25 +138,27 @@ class Drafting:
 
     def draft(self) -> None:
         """Give every decoding sequence a draft: nobody's, a free source's or a model's, as long as pays."""
-        running = self._scheduler.running
+        running, began = self._scheduler.running, time.perf_counter()
         decoding = [seq for seq in running if seq.decoding]
+        self._learn_host(decoding, began)
         for seq in decoding:
             seq.roll_back(seq.computed[-1])  # from a draft for which the last step had no room
         budget = self._config.max_batch_tokens
         if len(decoding) < len(running):
             budget //= 2  # the other half is for those that are still prefilled
         share = budget // max(1, len(decoding)) - 1
-        self._now = self.reading.costs(self.costs, [len(seq.tokens) for seq in decoding])
+        contexts, load = [len(seq.tokens) for seq in decoding], len(decoding)
+        self._now = self.reading.costs(self.costs, contexts, self._host.of(load))
         # The pass itself yields one token, so a draft needs at most one less than what may still come.
         rooms = [max(0, min(share, seq.max_len - len(seq.tokens) - 1)) for seq in decoding]
         asked: dict[int, Asked] = {}
-        proposed = [self._ask(i, seq, rooms[i], len(decoding), asked) for i, seq in enumerate(decoding)]
+        proposed = [self._ask(i, seq, rooms[i], load, asked) for i, seq in enumerate(decoding)]
         free, scores = self._judge(decoding, proposed, asked)
         without = Without(free, free_plan([draft.probs for draft in free], self._now))
-        began = time.perf_counter()
+        asked_at = time.perf_counter()
         offers = self._offers(decoding, rooms, free)
         plan = self._plan(decoding, without, scores, [offer.arm for offer in offers])
-        self._charge(self._awake, time.perf_counter() - began)
+        self._charge(self._awake, time.perf_counter() - asked_at)
         if any(offer.arm.hopes for offer in offers) and self._config.router == "payoff" and not _uses_model(plan):
             self._rest = REST
         self._learn_asking(asked, free, plan)
@@ -155,6 +169,15 @@ class Drafting:
         if _uses_model(plan):
             self._let_draft(offers, decoding, plan, without)
         self.exits.prune(decoding)
+        if load == len(running) and not _uses_model(plan) and self.costs.of(1) > 0.0:
+            expected = self._now.of(load + sum(len(seq.draft.tokens) for seq in decoding)) - self._host.of(load)
+            self._last = Decoding(began, frozenset(seq.order for seq in decoding), expected)
+
+    def _learn_host(self, decoding: list[Sequence], now: float) -> None:
+        """What the step before took beside its pass, unless prompts were in it."""
+        last, self._last = self._last, None
+        if last and decoding and last.orders.issuperset(seq.order for seq in self._scheduler.running):
+            self._host.learn(len(last.orders), last.expected, now - last.began)
 
     def _offers(self, decoding: list[Sequence], rooms: Seq[int], free: Seq[Draft]) -> list[Offer]:
         """What models offer; where nothing of it paid a moment ago, they are not asked in every step, and those that

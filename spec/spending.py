@@ -66,13 +66,13 @@ class Reading:
     row: float = 0.0
     context: int = 0  # tokens, of the one sequence of that pass
 
-    def costs(self, table: CostTable, contexts: Sequence[int]) -> Costs:
-        """The table for a pass whose sequences have contexts of so many tokens."""
-        if not contexts or self.sequence == self.row == 0.0:
+    def costs(self, table: CostTable, contexts: Sequence[int], more: float = 0.0) -> Costs:
+        """The table for a pass whose sequences have contexts of so many tokens, in a step that takes `more` seconds."""
+        if not contexts or self.sequence == self.row == more == 0.0:
             return table
         tokens = sum(contexts)
         beyond = tokens / len(contexts) - self.context
-        return _WithContexts(table, self.sequence * (tokens - self.context), self.row * beyond)
+        return _WithContexts(table, self.sequence * (tokens - self.context) + more, self.row * beyond)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The engine over the hash model: the law, ends inside accepted blocks, preemption, faults, bounds."""
 
 import random
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -48,6 +49,21 @@ def test_a_right_prediction_is_taken_for_the_most_part_whatever_rows_cost(make_e
     assert all(found[request.id].tokens == right for request in requests)
     accepted = [request.stats.sources["prediction"].num_accepted_tokens for request in requests]
     assert min(accepted) > 0.7 * 40
+
+
+def test_drafts_that_their_rows_forbid_pay_where_every_step_takes_long(make_engine, drain, make_request, scripted):
+    fields = {"max_tokens": 120, "ignore_eos": True}
+    answer = plain(make_engine, drain, make_request, PROMPT, **fields)
+    accepted = []
+    for model_takes in (0.0, 0.01):
+        engine = make_engine(drafter_factory=lambda request: scripted(answer, wrong=0.0, seed=0))
+        engine.drafting.costs = CostTable((1, 32), (0.001, 0.048))  # a further row takes longer than a pass
+        engine._runner.model.before_forward = lambda seconds=model_takes: time.sleep(seconds)
+        request = make_request("a", PROMPT, **fields)
+        engine.add(request)
+        assert drain(engine)["a"].tokens == answer
+        accepted.append(sum(stats.num_accepted_tokens for stats in request.stats.sources.values()))
+    assert accepted[1] > accepted[0] + 20
 
 
 def test_zero_tokens_computes_the_prompt_alone(make_engine, drain, make_request):
