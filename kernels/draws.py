@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import torch
 from torch import Tensor
+
+from verdraft.kernels.sampling import HUGE
 
 BAD: Final = -1  # instead of a token: the row holds NaN or infinity, or leaves nothing to choose from
 
@@ -19,18 +22,44 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
+class Penalties:
+    """What earlier tokens change before anything else, in the P rows where they do; see sampling.LogitParams.
+
+    The history of a row is a part of `known`, but for the tokens that `drafted` counts anew: those of its own path.
+    """
+
+    size: int  # of all P histories together
+    rows: Tensor  # [3, P] int64: which row, where in `known` its history begins, how long it is
+    factors: Tensor  # [3, P] float64: repetition, presence and frequency penalty
+    known: Tensor  # [2, H] int64: distinct tokens, how often the output holds each
+    drafted: Tensor  # [3, O] int64: which of the P rows, token, count
+
+    def of(self, logits: Tensor) -> Tensor:  # [R, V]
+        """In float64, as sampling.processed."""
+        wide, (_, starts, sizes) = logits.double(), self.rows
+        owners = torch.repeat_interleave(sizes, output_size=self.size)
+        places = torch.arange(self.size, device=logits.device) + (starts + sizes - sizes.cumsum(0))[owners]
+        self._penalise(wide, logits, owners, *self.known[:, places])
+        self._penalise(wide, logits, *self.drafted)
+        return wide
+
+    def _penalise(self, wide: Tensor, logits: Tensor, owners: Tensor, tokens: Tensor, counts: Tensor) -> None:
+        at, (repetition, presence, frequency) = (self.rows[0, owners], tokens), self.factors[:, owners]
+        values = logits[at].double()
+        scaled = torch.where(values > 0.0, values / repetition, values * repetition).clamp(-HUGE, HUGE)
+        wide[at] = scaled.where(values.isfinite(), values) - presence * (counts > 0) - frequency * counts
+
+
+@dataclass(frozen=True, slots=True)
 class Edits:
-    """What is added to single logits before anything else: bias, or -infinity for tokens that may not come. No place
-    has two."""
+    """What is added to single logits then: bias, or -infinity for tokens that may not come. No place has two."""
 
     rows: Tensor  # [E] int64
     tokens: Tensor  # [E] int64
     values: Tensor  # [E] float64
 
     def of(self, logits: Tensor) -> Tensor:  # [R, V]
-        """In float64, as sampling.processed; without any, `logits` as they are."""
-        if not self.rows.shape[0]:
-            return logits
+        """In float64, as sampling.processed; those of float64 are changed themselves."""
         wide, at = logits.double(), (self.rows, self.tokens)
         wide[at] = (wide[at] + self.values).where(self.values.isfinite(), self.values)  # NaN may be forbidden too
         return wide

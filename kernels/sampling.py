@@ -14,7 +14,7 @@ Row = NDArray[np.float32]
 Scores = NDArray[np.float64]
 
 LOGPROB_FLOOR = -9999.0
-_HUGE = 1e300  # keeps extreme penalties finite, so that they never look like a mask
+HUGE = 1e300  # keeps extreme penalties finite, so that they never look like a mask
 LIKELIEST = 128  # tokens are looked at before all others, of which about V / 128 at most can then still win
 _MOST = 1e30  # of a logit that the quick way can deal with
 _SLACK = 1e-9  # far above the rounding of a score, far below the gaps that matter
@@ -77,6 +77,11 @@ class TokenHistory:
         self._ids = np.array([*ids, *[0] * 16], np.int64)
         self._counts = np.zeros(self._ids.size, np.int64)
         self._pushed: list[int] = []
+
+    def count(self, token: int) -> int:
+        """How often the output holds `token`; 0 where nothing is counted."""
+        slot = self._slots.get(token)
+        return 0 if slot is None else int(self._counts[slot])
 
     def push(self, token: int) -> None:
         """One more output token."""
@@ -233,7 +238,7 @@ def _penalise(logits: Scores, params: LogitParams, history: TokenHistory) -> Non
     values = logits[ids]
     with np.errstate(over="ignore"):
         scaled = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    np.clip(scaled, -_HUGE, _HUGE, out=values, where=np.isfinite(values))
+    np.clip(scaled, -HUGE, HUGE, out=values, where=np.isfinite(values))
     logits[ids] = values - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
 
 

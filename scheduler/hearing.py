@@ -18,7 +18,8 @@ from verdraft.kernels.noise import IntArray
 from verdraft.kernels.sampling import LIKELIEST, BadLogits
 from verdraft.model.exit_head import TokenIds
 from verdraft.scheduler.device import Device
-from verdraft.scheduler.passed import Rows, draws_of, is_plain
+from verdraft.scheduler.drawing import draws_of
+from verdraft.scheduler.passed import Rows, is_plain
 from verdraft.scheduler.sequence import Sequence
 
 T = TypeVar("T")

@@ -64,10 +64,10 @@ def is_plain(seq: Sequence) -> bool:
 
 
 def can_be_drawn(seq: Sequence) -> bool:
-    """Whether the device finds this request's tokens, whatever is drafted: where no filter, penalty or grammar counts,
-    and nobody wants to see the logits."""
+    """Whether the device finds this request's tokens, whatever is drafted: where no filter or grammar counts, and
+    nobody wants to see the logits."""
     params = seq.request.params
-    shaped = params.is_filtered or params.uses_history or seq.request.constraint is not UNCONSTRAINED
+    shaped = params.is_filtered or seq.request.constraint is not UNCONSTRAINED
     return not shaped and params.logprobs is params.prompt_logprobs is None
 
 
@@ -88,31 +88,3 @@ def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
         spans.append(Span(drawn, slice(sizes[drawn], sizes[drawn] + num)))
         sizes[drawn] += num
     return Wanted(np.concatenate([*pieces[0], *pieces[1]]), spans)
-
-
-def draw_arrays(plan: Seq[Work], spans: Seq[Span], eos: Iterable[int]) -> list[NDArray[np.generic]]:
-    """`draws_of` every drawn token, in order, and the `edits_of` them; `eos` are the model's end tokens."""
-    chosen = [work for work, span in zip(plan, spans, strict=True) if span.drawn]
-    places = [(work.seq, ahead) for work in chosen for ahead in [0, *work.draft.depths][: rows_wanted(work)]]
-    return [*draws_of(places), *edits_of(places, eos)]
-
-
-def draws_of(places: Seq[tuple[Sequence, int]]) -> list[NDArray[np.generic]]:
-    """For the token `ahead` drafted ones behind those committed, of each (sequence, ahead): temperature, seed, choice
-    and OUTPUT position (draws.Draws)."""
-    return [
-        np.array([seq.request.params.temperature for seq, _ in places], np.float64),
-        np.array([seq.seed for seq, _ in places], np.int64),
-        np.array([seq.request.choice for seq, _ in places], np.int64),
-        np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
-    ]
-
-
-def edits_of(places: Seq[tuple[Sequence, int]], eos: Iterable[int]) -> list[NDArray[np.generic]]:
-    """Bias and forbidden tokens of the same: rows, tokens and what is added (draws.Edits)."""
-    found: dict[tuple[int, int], float] = {}
-    for row, (seq, ahead) in enumerate(places):
-        found |= {(row, token): value for token, value in seq.request.params.logit_bias.items()}
-        found |= {(row, token): -np.inf for token in banned(seq, ahead, eos) or ()}
-    at = np.array([*found], np.int64).reshape(-1, 2)
-    return [at[:, 0], at[:, 1], np.array([*found.values()], np.float64)]

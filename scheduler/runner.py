@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
-from verdraft.kernels.draws import Draws, Edits, Sampler
+from verdraft.kernels.draws import Sampler
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
 from verdraft.scheduler.device import Computed, Device, HostDevice
-from verdraft.scheduler.passed import Passed, draw_arrays, order_rows, rows_wanted
+from verdraft.scheduler.drawing import HostDraws, PlacedDraws, draws_of_plan
+from verdraft.scheduler.passed import Passed, order_rows, rows_wanted
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.verifier import Verified
 
@@ -81,11 +82,12 @@ class Runner:
 
     def start(self, plan: list[Work]) -> Callable[[], Passed]:
         """Let the device begin one full-depth pass over the plan's tokens; what this returns waits for its end."""
-        draws = self.device.sampler is not None
-        wanted = order_rows(plan, draws)
-        rest = [wanted.rows, *(draw_arrays(plan, wanted.spans, self.eos) if draws else ())]
+        wanted = order_rows(plan, self.device.sampler is not None)
+        drawn = [work for work, span in zip(plan, wanted.spans, strict=True) if span.drawn]
+        draws = draws_of_plan(drawn, self.eos) if drawn else None
+        rest = [wanted.rows, *(draws.arrays if draws else ())]
         staged = self._stage(plan, self.num_segments, rest, self._leaves_out(plan, len(wanted.rows)))
-        read = self.device.start(partial(self._compute, staged))
+        read = self.device.start(partial(self._compute, staged, draws))
 
         def passed() -> Passed:
             found = read()
@@ -95,25 +97,24 @@ class Runner:
         return passed
 
     @torch.inference_mode()
-    def _compute(self, staged: Staged) -> Computed:
-        rows, (wanted, *draws) = self._walk(staged), staged.rest
+    def _compute(self, staged: Staged, draws: HostDraws | None) -> Computed:
+        rows, (wanted, *columns) = self._walk(staged), staged.rest
         hidden = self.stream(rows)
         if staged.top:
             hidden, wanted = self._last_layer(hidden, staged.segments[-1].batch, staged.top, wanted)
         tokens, margins, logits = NO_TOKENS, NO_MARGINS, self._logits(hidden, wanted)
-        if self.device.sampler:
-            num = len(draws[0])
-            tokens, margins = self._draw(self.device.sampler, logits[:num], draws)
-            logits = logits[num:]
+        if self.device.sampler and draws:
+            tokens, margins = self._draw(self.device.sampler, logits[: draws.num], draws.placed(columns))
+            logits = logits[draws.num :]
         return Computed(tokens, margins, logits, rows[:, hidden.shape[1] :] if staged.taps else None)
 
-    def _draw(self, sampler: Sampler, logits: Tensor, arrays: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Tokens of `draw_arrays`, and their margins (outputs.Margins) if the kernels are not exact."""
-        edited, draws = Edits(*arrays[4:]).of(logits), Draws(*arrays[:4])
+    def _draw(self, sampler: Sampler, logits: Tensor, placed: PlacedDraws) -> tuple[Tensor, Tensor]:
+        """Tokens, and their margins (outputs.Margins) if the kernels are not exact."""
+        changed = placed.changed(logits)
         if self.model.kernels.exact:
-            return sampler(edited, draws), NO_MARGINS
-        margins = torch.empty_like(draws.temperatures)
-        tokens = sampler(edited, draws, margins=margins)
+            return sampler(changed, placed.draws), NO_MARGINS
+        margins = torch.empty_like(placed.draws.temperatures)
+        tokens = sampler(changed, placed.draws, margins=margins)
         return tokens, margins / (logits.amax(1).abs() * torch.finfo(self.model.dtype).eps)
 
     def _leaves_out(self, plan: list[Work], num_wanted: int) -> bool:

@@ -158,7 +158,8 @@ def jobs_for(vocab: int, length: int, max_tokens: int) -> list[Job]:
         params = SamplingParams(
             temperature=0.0 if greedy else 0.9,
             top_p=1.0 if i < 5 else 0.9,
-            repetition_penalty=1.1 if i == 3 else 1.0,
+            repetition_penalty=1.1 if i in (1, 3) else 1.0,
+            presence_penalty=0.4 if i == 2 else 0.0,
             frequency_penalty=0.3 if i == 6 else 0.0,
             logit_bias={21: 1.5, 22 + i: -2.0} if i in (2, 4, 7) else {},
             seed=i,

@@ -129,5 +129,3 @@ def test_biased_and_forbidden_tokens_are_the_laws(law_tokens: Sampler) -> None:
         params = LogitParams(temperature=temperatures[i], logit_bias=bias[i])
         assert tokens[i] == choose_token(rows[i].numpy(), params, TokenHistory(params), banned[i], Noise(seed, 0, 0))
     assert edits.of(rows).dtype == torch.float64
-    nothing = Edits(at[:0, 0], at[:0, 1], torch.empty(0, dtype=torch.float64))
-    assert nothing.of(rows) is rows

@@ -1,0 +1,132 @@
+"""What the device is told of the rows whose tokens it finds: a table of columns per row, and what changes the logits.
+
+Arrays on the host, for one copy; nothing that a pass does not need is among them.
+"""
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from verdraft.kernels.draws import Draws, Edits, Penalties
+from verdraft.scheduler.batches import Arrays
+from verdraft.scheduler.passed import banned, rows_wanted
+from verdraft.scheduler.plan import Work
+from verdraft.scheduler.sequence import Sequence
+from verdraft.spec.draft import Draft
+
+Places = Seq[tuple[Sequence, int]]  # behind the committed tokens and so many drafted ones
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraws:
+    """Draws, and what changes their logits, whose tensors are arrays still; empty: there is none."""
+
+    columns: Arrays
+    penalties: Arrays = field(default_factory=list)
+    edits: Arrays = field(default_factory=list)
+    history: int = 0  # tokens, of all penalised rows together
+
+    @property
+    def num(self) -> int:
+        """Rows."""
+        return len(self.columns[0])
+
+    @property
+    def arrays(self) -> Arrays:
+        """What has to be where the logits are."""
+        return [*self.columns, *self.penalties, *self.edits]
+
+    def placed(self, tensors: Seq[Tensor]) -> "PlacedDraws":
+        """With these arrays' tensors, which come in the same order."""
+        rest = iter(tensors)
+        columns, penalties, edits = ([next(rest) for _ in part] for part in (self.columns, self.penalties, self.edits))
+        return PlacedDraws(
+            Draws(*columns),
+            [
+                *([Penalties(self.history, *penalties).of] if penalties else ()),
+                *([Edits(*edits).of] if edits else ()),
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedDraws:
+    """The same, where the logits are."""
+
+    draws: Draws
+    changes: Seq[Callable[[Tensor], Tensor]]  # of all logits, one after the other
+
+    def changed(self, logits: Tensor) -> Tensor:  # [R, V]
+        """What tokens are found in."""
+        for change in self.changes:
+            logits = change(logits)
+        return logits
+
+
+def draws_of(places: Places) -> Arrays:
+    """For the token at each place: temperature, seed, choice and OUTPUT position (draws.Draws)."""
+    return [
+        np.array([seq.request.params.temperature for seq, _ in places], np.float64),
+        np.array([seq.seed for seq, _ in places], np.int64),
+        np.array([seq.request.choice for seq, _ in places], np.int64),
+        np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
+    ]
+
+
+def draws_of_plan(drawn: Seq[Work], eos: Iterable[int]) -> HostDraws:
+    """For every row of these works, in order; `eos` are the model's end tokens."""
+    places = [(work.seq, ahead) for work in drawn for ahead in [0, *work.draft.depths][: rows_wanted(work)]]
+    penalties, history = _penalties_of(drawn)
+    return HostDraws(draws_of(places), penalties, _edits_of(places, eos), history)
+
+
+def _edits_of(places: Places, eos: Iterable[int]) -> Arrays:
+    """Bias and forbidden tokens: rows, tokens and what is added (draws.Edits)."""
+    found: dict[tuple[int, int], float] = {}
+    for row, (seq, ahead) in enumerate(places):
+        found |= {(row, token): value for token, value in seq.request.params.logit_bias.items()}
+        found |= {(row, token): -np.inf for token in banned(seq, ahead, eos) or ()}
+    if not found:
+        return []
+    at = np.array([*found], np.int64)
+    return [at[:, 0], at[:, 1], np.array([*found.values()], np.float64)]
+
+
+def _penalties_of(drawn: Seq[Work]) -> tuple[Arrays, int]:
+    """See draws.Penalties, and its size. What the rows of a work have in common is sent once."""
+    rows: list[tuple[int, int, int]] = []
+    factors: list[tuple[float, float, float]] = []
+    drafted: list[tuple[int, int, int]] = []
+    known: list[NDArray[np.int64]] = []
+    first = begin = 0
+    for work in drawn:
+        params, history, num = work.seq.request.params, work.seq.history, rows_wanted(work)
+        if num and params.uses_history:
+            for row, path in enumerate(_paths(work.draft), first):
+                drafted += [(len(rows), token, history.count(token) + path.count(token)) for token in set(path)]
+                rows.append((row, begin, history.ids.size))
+                factors.append((params.repetition_penalty, params.presence_penalty, params.frequency_penalty))
+            known.append(np.stack((history.ids, history.counts)))
+            begin += history.ids.size
+        first += num
+    if not rows:
+        return [], 0
+    arrays = [
+        np.array(rows).T,
+        np.array(factors).T,
+        np.concatenate(known, 1),
+        np.array(drafted, np.int64).reshape(-1, 3).T,
+    ]
+    return arrays, sum(size for _, _, size in rows)
+
+
+def _paths(draft: Draft) -> list[list[int]]:
+    """The drafted tokens before each row of a work: before the draft, none."""
+    found: list[list[int]] = [[]]
+    for token, parent in zip(draft.tokens, draft.parents or range(-1, len(draft.tokens) - 1), strict=True):
+        found.append([*found[parent + 1], token])
+    return found
