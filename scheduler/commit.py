@@ -40,20 +40,17 @@ class Committer:
 
     def _cut(self, seq: Sequence, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens up to and including the first that ends the sequence, and why it ends."""
-        if seq.request.params.max_tokens == 0:
-            return (), "length"
-        for i, token in enumerate(tokens):
-            if finish := self._finish(seq, token, len(seq.tokens) + i + 1):
-                return tokens[: i + 1], finish
-        return tokens, None
+        room = seq.max_len - len(seq.tokens)
+        for i, token in enumerate(tokens[:room], 1):
+            if self._stops(seq, token):
+                return tokens[:i], "stop"
+        return tokens[:room], "length" if len(tokens) >= room else None
 
-    def _finish(self, seq: Sequence, token: int, length: int) -> FinishReason | None:
-        params = seq.request.params
+    def _stops(self, seq: Sequence, token: int) -> bool:
+        request = seq.request
         seq.push(token)
-        stopped = seq.request.stop.push(token) or seq.request.constraint.ended
-        if stopped or token in params.stop_token_ids or (token in self.eos and not params.ignore_eos):
-            return "stop"
-        return "length" if length >= seq.max_len else None
+        stopped = request.stop.push(token) or request.constraint.ended or token in request.params.stop_token_ids
+        return stopped or (token in self.eos and not request.params.ignore_eos)
 
     def _append(self, seq: Sequence, tokens: tuple[int, ...]) -> None:
         seq.tokens += tokens

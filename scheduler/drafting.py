@@ -238,7 +238,7 @@ class Drafting:
         lengths = [plan.routes[i].length for i in chosen]
         drafts = offer.model.draft(offer.arm.name, [decoding[i] for i in chosen], lengths)
         for i, draft in zip(chosen, drafts, strict=True):
-            decoding[i].draft = replace(draft, least=len(draft.tokens[:1])) if i in plan.trials else draft
+            decoding[i].draft = draft._replace(least=len(draft.tokens[:1])) if i in plan.trials else draft
         return Use(offer.arm, chosen, time.perf_counter() - began)
 
     def _ask(self, i: int, seq: Sequence, room: int, load: int, asked: dict[int, Asked]) -> Draft:

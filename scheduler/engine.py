@@ -190,7 +190,7 @@ class Engine:
                 return self._committer.commit(result)
             except Exception:  # a stop check, a grammar or a draft source; the neighbours' tokens are right
                 logger.exception("request %s failed while its tokens were committed", seq.request.id)
-        return replace(self._committer.end(seq, "error"), error_code=code)
+        return self._committer.end(seq, "error")._replace(error_code=code)
 
     def _end_outgrown(self) -> list[tuple[Sequence, TokenSlice]]:
         """Nothing could be planned: the only running sequence has outgrown the whole pool."""
@@ -219,7 +219,7 @@ class Engine:
         """After an error outside any one sequence's work: end everything that runs, or that waits when nothing runs."""
         failed = list(self.scheduler.running) or list(self.scheduler.waiting)
         pieces = [(seq, self._committer.end(seq, "error")) for seq in failed]
-        self._emit([(seq, replace(piece, error_code="internal_error")) for seq, piece in pieces])
+        self._emit([(seq, piece._replace(error_code="internal_error")) for seq, piece in pieces])
         return self._take_outputs()
 
     # ---- around it

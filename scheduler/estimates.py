@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.draft import Draft
@@ -69,7 +69,7 @@ class Estimates:
         mean, survival = self.predictor.predict(features)
         for row, i in enumerate(chosen):
             draft = drafts[i]
-            found[i] = replace(draft, probs=path_probs(survival[row], len(draft.tokens)))
+            found[i] = draft._replace(probs=path_probs(survival[row], len(draft.tokens)))
             scores[i] = float(mean[row])
             seqs[i].hindsight.watch(draft.tokens, features[row], scores[i])
         return found, scores

@@ -40,7 +40,8 @@ class SeenBlocks:
         """The beginning of the block from which on all up to `start` are seen; if none, the next block's."""
         first = -(-start // self._size)
         if start % self._size == 0:
-            while first > 0 and self._key_of.get(seq.blocks[first - 1]) == seq.keys[first]:
+            keys = seq.block_keys(self._size, first)
+            while first > 0 and self._key_of.get(seq.blocks[first - 1]) == keys[first - 1]:
                 first -= 1
         return first * self._size
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import inf
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 from verdraft.spec.draft import Source
 
@@ -103,8 +103,7 @@ class Summary:
     timing: Timing
 
 
-@dataclass(frozen=True, slots=True)
-class TokenSlice:
+class TokenSlice(NamedTuple):
     """Tokens committed in one step. The slice with `finish` is the last and carries `summary`."""
 
     tokens: tuple[int, ...] = ()

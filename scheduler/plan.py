@@ -1,13 +1,12 @@
 """One step's work: for each chosen sequence, which tokens the pass takes."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.draft import EMPTY, Draft
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Tokens [start, start + num_tokens) of one sequence, the last len(draft) of them proposed ones."""
 
     seq: Sequence

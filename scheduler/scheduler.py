@@ -182,10 +182,11 @@ class Scheduler:
     def remember_blocks(self, seq: Sequence) -> None:
         """Offer the blocks that became full of computed, committed tokens to later prompts."""
         full = min(seq.computed[-1], len(seq.tokens)) // self.config.block_size
-        keys = seq.block_keys(self.config.block_size, full)
-        for i in range(seq.num_remembered, full):
-            self.pool.remember(seq.blocks[i], keys[i])
-        seq.num_remembered = max(seq.num_remembered, full)
+        if full > seq.num_remembered:
+            keys = seq.block_keys(self.config.block_size, full)
+            for i in range(seq.num_remembered, full):
+                self.pool.remember(seq.blocks[i], keys[i])
+            seq.num_remembered = full
 
     def check_integrity(self) -> None:
         """Raise RuntimeError when blocks and sequences disagree; for tests and idle moments."""

@@ -24,6 +24,7 @@ from verdraft.scheduler.features import Features
 from verdraft.scheduler.outputs import Summary, Timing, TokenLogprobs
 from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.agreement import Agreement
+from verdraft.spec.constraint import UNCONSTRAINED
 from verdraft.spec.draft import EMPTY, Draft, Drafter
 from verdraft.spec.hindsight import Hindsight
 from verdraft.spec.payback import Payback
@@ -47,6 +48,7 @@ class Sequence:
     num_prompt: int = field(init=False)
     seed: int = field(init=False)
     history: TokenHistory = field(init=False)
+    is_argmax: bool = field(init=False)  # the likeliest token comes, whatever came before, and nobody looks at logits
     computed: list[int] = field(init=False)
     behind: list[Boundary] = field(init=False)
     blocks: list[int] = field(default_factory=list)
@@ -73,6 +75,9 @@ class Sequence:
         params = self.request.params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.history = TokenHistory(params, self.tokens)
+        unseen = params.logprobs is params.prompt_logprobs is None
+        plain = params.plain_greedy and not params.min_tokens and self.request.constraint is UNCONSTRAINED
+        self.is_argmax = plain and unseen
         self.computed = [0] * self.num_segments
         self.behind = [Boundary() for _ in range(self.num_segments - 1)]
         self.keys = [root_key(self.request.cache_salt)]
@@ -94,7 +99,8 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         """Only the newest token is missing, so one pass yields the next."""
-        return self.owed == 1 and self.num_output > 0
+        num_tokens = len(self.tokens)
+        return num_tokens - self.computed[-1] == 1 and num_tokens > self.num_prompt
 
     @property
     def is_followed(self) -> bool:

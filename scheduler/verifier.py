@@ -4,7 +4,9 @@ Reads sequences, changes none: what it returns is applied by commit.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,7 @@ from verdraft.kernels.sampling import (
     row_logprobs,
 )
 from verdraft.scheduler.outputs import TokenLogprobs
-from verdraft.scheduler.passed import Floats, Passed, Rows, banned, generates
+from verdraft.scheduler.passed import Passed, Rows, banned, generates
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.acceptance import verify
@@ -32,8 +34,7 @@ NO_TOKEN = (AllTokensMasked, BadLogits, ConstraintFailed)  # what Law raises whe
 _Rest = tuple[list[int] | None, Noise, NDArray[np.bool_] | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """What a pass found out about one sequence. `tokens` are the accepted ones and one recovered or bonus token;
     `spoilt`: some row, if only of the draft, was not finite."""
 
@@ -116,28 +117,29 @@ class Verifier:
 
     def verify(self, plan: list[Work], passed: Passed) -> list[Verified]:
         """What the pass over this plan means. Raises NO_TOKEN."""
-        best = argmax_rows(passed.logits)
-        best[bad_rows(passed.logits, best)] = BAD
+        array = argmax_rows(passed.logits)
+        array[bad_rows(passed.logits, array)] = BAD
+        best, drawn, margins = array.tolist(), passed.tokens.tolist(), passed.margins.tolist()
         return [
-            self._verify_drawn(work, passed.tokens[rows], passed.margins[rows])
-            if drawn
+            self._verify_found(work, drawn[rows], margins[rows])
+            if is_drawn
+            else self._verify_found(work, best[rows])
+            if work.seq.is_argmax
             else self._verify_one(work, passed.logits[rows], best[rows])
-            for work, (drawn, rows) in zip(plan, passed.spans, strict=True)
+            for work, (is_drawn, rows) in zip(plan, passed.spans, strict=True)
         ]
 
-    def _verify_drawn(self, work: Work, tokens: NDArray[np.int64], margins: Floats) -> Verified:
-        """`tokens` are the law's, as the device has found them; row i behind node i - 1 of the draft."""
-        if not tokens.size or work.seq.finished:
+    def _verify_found(self, work: Work, tokens: list[int], margins: Seq[float] = ()) -> Verified:
+        """`tokens` are the law's; row i behind node i - 1 of the draft."""
+        if not tokens or work.seq.finished:
             return Verified(work)
-        spoilt = BAD in tokens
-        try:
-            accepted = verify(work.draft, lambda i: _known(tokens[i]))
-        except BadLogits:  # as in _accept
+        accepted = verify(work.draft, tokens.__getitem__)
+        if accepted[-1] == BAD:  # no draft goes on with it; as in _accept
             accepted = [_known(tokens[0])]
-        known = margins[_rows(work, accepted)].tolist() if margins.size else ()
-        return Verified(work, tuple(accepted), spoilt=spoilt, margins=tuple(known))
+        known = [margins[row] for row in _rows(work, accepted)] if margins else ()
+        return Verified(work, tuple(accepted), spoilt=BAD in tokens, margins=tuple(known))
 
-    def _verify_one(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> Verified:
+    def _verify_one(self, work: Work, logits: Rows, best: list[int]) -> Verified:
         if work.seq.finished:  # while the pass was under way
             return Verified(work)
         scored = _score_prompt(work, logits)
@@ -147,7 +149,7 @@ class Verifier:
         tokens = self._accept(work, logits[-num:], best[-num:])
         return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored, BAD in best)
 
-    def _accept(self, work: Work, logits: Rows, best: NDArray[np.int64]) -> list[int]:
+    def _accept(self, work: Work, logits: Rows, best: list[int]) -> list[int]:
         """Row i of `logits` belongs to node i - 1 of the draft, row 0 to the last known token."""
         seq = work.seq
 
@@ -160,10 +162,10 @@ class Verifier:
             return accept(seq, EMPTY, target)
 
 
-def _known(token: np.int64) -> int:
+def _known(token: int) -> int:
     if token == BAD:
         raise BadLogits("a row of logits is not finite")
-    return int(token)
+    return token
 
 
 def accept(seq: Sequence, draft: Draft, target: Callable[[int, int], int]) -> list[int]:

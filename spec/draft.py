@@ -1,15 +1,13 @@
 """A draft and the one protocol that every draft source follows. Token ids in, token ids out; no Request is known."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 Source: TypeAlias = Literal["prediction", "suffix", "early_exit", "eagle", "grammar"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """Proposed tokens as flat arrays; a chain when `parents` is empty, else parents[i] < i (-1: the committed text).
 
     In a tree a node is a token, its path the tokens that lead to it. Likely nodes come first, so that a beginning of
@@ -32,8 +30,7 @@ class Draft:
         """The first `limit` tokens; parents come before their children, so these are a chain or a tree too."""
         if limit >= len(self.tokens) and self.least <= limit:
             return self
-        return replace(
-            self,
+        return self._replace(
             tokens=self.tokens[:limit],
             probs=self.probs[:limit],
             parents=self.parents[:limit],

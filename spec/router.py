@@ -8,6 +8,7 @@ lockstep. What is wanted is the most tokens a second over all sequences that dec
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
+from typing import NamedTuple
 
 from verdraft.spec.spending import Costs, spend
 
@@ -55,8 +56,7 @@ class Arm:
         return self.hopes[i][length - 1] if length else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(NamedTuple):
     """What one sequence verifies: so many tokens of its free draft, or of what the arm of this name drafts for it."""
 
     arm: str | None
