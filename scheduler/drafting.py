@@ -108,6 +108,11 @@ class Drafting:
         """What a request's `speculation` may ask for."""
         return ("auto", "off", "suffix", *self._arms, "hybrid")
 
+    @property
+    def waits_for_tokens(self) -> bool:
+        """Whether drafts of the next step may depend on what the pass under way will find."""
+        return any(seq.drafts for seq in self._scheduler.running)
+
     def measure(self, full: CostTable) -> None:
         """Learn what each source costs here; `full` are whole passes."""
         self.costs = full

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from verdraft.kernels.chooser import choose_contenders, choose_philox
 from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
 from verdraft.model.transformer import Transformer
+from verdraft.scheduler.ahead import as_if_committed, foreseeable
 from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.costs import measure_costs, measure_reading
@@ -76,7 +78,7 @@ class Engine:
         self._make_drafter = drafter_factory or self.drafting.drafter
         self._sequences: dict[Request, Sequence] = {}
         self._order = 0
-        self._flight: Flight | None = None
+        self._flights: deque[Flight] = deque()  # passes under way, one behind the other
         self._outputs: list[Output] = []  # that nobody has taken yet
         self._ended: list[Sequence] = []  # whose draft sources have not stopped
 
@@ -144,21 +146,35 @@ class Engine:
         """Draft, schedule, execute, commit: what was committed, per request, in the order of the plan.
 
         Where the device computes by itself, that is the pass of the step before, and the next one is under way when
-        anybody hears of it.
+        anybody hears of it; it waits for the host in between only where drafts depend on what the one before found.
         """
-        overlaps = self._device.overlaps
-        if overlaps:
+        if self._device.overlaps:
+            self._run_ahead()
             self._commit()
-        self.drafting.draft()
-        plan = self._begin(self.scheduler.schedule())
-        if plan:
-            self._flight = self._passes.begin(plan)
-        else:
-            self._emit(self._end_outgrown())
-        if not overlaps:
+        if not self._flights:
+            self._run()
+        if not self._device.overlaps:
             self._commit()
         self._stop_drafters()
         return self._take_outputs()
+
+    def _run(self) -> None:
+        self.drafting.draft()
+        plan = self._begin(self.scheduler.schedule())
+        if plan:
+            self._flights.append(self._passes.begin(plan))
+        else:
+            self._emit(self._end_outgrown())
+
+    def _run_ahead(self) -> None:
+        """Begin the pass behind the one under way, if what that one finds decides nothing but tokens."""
+        if not self._flights or self.drafting.waits_for_tokens or not foreseeable(self._flights[0].plan):
+            return
+        with as_if_committed(self._flights[0].plan):
+            if self.scheduler.num_unpromised >= 0:  # nobody has to give way
+                plan = self._begin(self.scheduler.schedule())
+                if plan:
+                    self._flights.append(self._passes.begin(plan, self._flights[0]))
 
     def _begin(self, plan: list[Work]) -> list[Work]:
         """Start the draft source of whoever runs for the first time; preempt whoever asked for it as a test."""
@@ -174,11 +190,14 @@ class Engine:
     def _commit(self) -> None:
         """Wait for the pass that is under way, if one is, and commit what it found; nothing of requests that have ended
         meanwhile."""
-        flight, self._flight = self._flight, None
-        if flight is not None:
-            results = [result for result in self._passes.end(flight) if not result.work.seq.finished]
-            pieces = [(result.work.seq, self._commit_one(result)) for result in results]
-            self._emit([(seq, piece) for seq, piece in pieces if piece is not None])
+        if not self._flights:
+            return
+        flight = self._flights.popleft()
+        results = [result for result in self._passes.end(flight) if not result.work.seq.finished]
+        if flight.failed and self._flights:
+            self._passes.drop(self._flights.popleft())
+        pieces = [(result.work.seq, self._commit_one(result)) for result in results]
+        self._emit([(seq, piece) for seq, piece in pieces if piece is not None])
 
     def _commit_one(self, result: Verified | Failed) -> TokenSlice | None:
         seq, code = result.work.seq, "internal_error"

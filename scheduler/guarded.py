@@ -18,6 +18,11 @@ class GuardedDrafter:
         self._drafter = drafter
         self._request_id = request_id
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it will never propose anything."""
+        return isinstance(self._drafter, NoDrafter)
+
     def start(self, prompt: Sequence[int]) -> None:
         self._guarded(lambda: self._drafter.start(prompt), None)
 

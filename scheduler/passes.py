@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +14,7 @@ from verdraft.scheduler.drafting import Drafting
 from verdraft.scheduler.faults import inject_before, inject_nan
 from verdraft.scheduler.passed import Passed
 from verdraft.scheduler.plan import Work
-from verdraft.scheduler.runner import Runner
+from verdraft.scheduler.runner import Begun, Runner
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Failed, Verified, Verifier
 from verdraft.spec.constraint import ConstraintFailed
@@ -21,12 +22,17 @@ from verdraft.spec.constraint import ConstraintFailed
 logger = logging.getLogger("verdraft.engine")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flight:
-    """A pass that is under way. `read` waits for its end, and raises what went wrong, now or at its beginning."""
+    """A pass that is under way. `read` waits for its end, and raises what went wrong, now or at its beginning.
+
+    `begun` is what the device has of it; `failed`: what it found was not what the host took it for.
+    """
 
     plan: list[Work]
     read: Callable[[], Passed]
+    begun: Begun | None = None
+    failed: bool = False
 
 
 @dataclass(slots=True)
@@ -40,12 +46,14 @@ class Passes:
     pool: BlockPool
     passed_at: float = 0.0  # time.monotonic() seconds, when the last of them ended
 
-    def begin(self, plan: list[Work]) -> Flight:
-        """Until `end`, sequences may end but not be scheduled again."""
+    def begin(self, plan: list[Work], behind: Flight | None = None) -> Flight:
+        """Until `end`, sequences may end but not be preempted. `behind`: a pass under way, whose tokens this one takes
+        where the plan does not know them."""
         try:
             inject_before(plan)
             self.totals.iteration_tokens += sum(work.num_tokens for work in plan)
-            return Flight(plan, self.runner.start(plan))
+            begun, read = self.runner.start(plan, behind.begun if behind else None)
+            return Flight(plan, read, begun)
         except Exception as error:
             return Flight(plan, partial(_fail, error))
 
@@ -56,12 +64,18 @@ class Passes:
         try:
             return list(self._verified(flight))
         except Exception as error:
+            flight.failed = True
             left = [work for work in plan if not work.seq.finished]
             if len(plan) == 1 and isinstance(error, BadLogits) and plan[0].draft.tokens:
                 left = [self._without_draft(work) for work in left]
             elif len(plan) == 1:
                 return [Failed(work, self._blame(work.seq, error)) for work in left]
         return [result for work in left for result in self.end(self.begin([work]))]
+
+    def drop(self, flight: Flight) -> None:
+        """Wait for a pass of which nothing counts."""
+        with suppress(Exception):
+            flight.read()
 
     def _without_draft(self, work: Work) -> Work:
         """NaN of a draft may have reached the tokens before it."""

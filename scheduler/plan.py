@@ -1,9 +1,11 @@
 """One step's work: for each chosen sequence, which tokens the pass takes."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.draft import EMPTY, Draft
+
+UNKNOWN: Final = -1  # a token that a pass under way will find
 
 
 class Work(NamedTuple):

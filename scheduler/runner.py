@@ -20,8 +20,9 @@ from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
 from verdraft.scheduler.device import Computed, Device, HostDevice
 from verdraft.scheduler.drawing import HostDraws, PlacedDraws, draws_of_plan
-from verdraft.scheduler.passed import Passed, order_rows, rows_wanted
-from verdraft.scheduler.plan import Work
+from verdraft.scheduler.passed import Ints, Passed, Span, order_rows, rows_wanted
+from verdraft.scheduler.plan import UNKNOWN, Work
+from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 
 HOST = HostDevice()
@@ -37,7 +38,36 @@ class Staged:
     segments: list["Segment"]
     taps: tuple[int, ...]
     rest: list[Tensor]  # what else the pass needs
+    taken: "Taken | None" = None  # None: all tokens are known
     top: "Top | None" = None  # None: the last layer takes all rows of the last segment
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a pass takes of the one behind which it comes."""
+
+    begun: "Begun"
+    rows: Tensor  # [T] int64: which of its tokens each is; UNKNOWN: none
+
+    def among(self, tokens: Tensor) -> Tensor:  # [T] -> [T]
+        """With what that pass has found in its place. Of BAD nothing will count, but it has to be some token."""
+        assert self.begun.tokens is not None, "passes are computed in their order"
+        found = self.begun.tokens.clamp(min=0)
+        return torch.where(self.rows == UNKNOWN, tokens, found[self.rows.clamp(min=0)]) if len(found) else tokens
+
+
+@dataclass(slots=True)
+class Begun:
+    """A pass that the device was told of; `tokens` [D] are those that it finds, from when it has come to it."""
+
+    plan: Seq[Work]
+    spans: Seq[Span]
+    tokens: Tensor | None = None
+
+    @property
+    def rows(self) -> dict[Sequence, int]:
+        """Where among the tokens of the pass those of each sequence begin that it finds."""
+        return {work.seq: span.rows.start for work, span in zip(self.plan, self.spans, strict=True) if span.drawn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +110,32 @@ class Runner:
     def num_segments(self) -> int:
         return len(self.bounds) - 1
 
-    def start(self, plan: list[Work]) -> Callable[[], Passed]:
-        """Let the device begin one full-depth pass over the plan's tokens; what this returns waits for its end."""
+    def start(self, plan: list[Work], behind: Begun | None = None) -> tuple[Begun, Callable[[], Passed]]:
+        """Let the device begin one full-depth pass over the plan's tokens, or do so when the one `behind` which it
+        comes has ended, and take that one's tokens where the plan has UNKNOWN ones. The second of what this returns
+        waits for its end."""
         wanted = order_rows(plan, self.device.sampler is not None)
         drawn = [work for work, span in zip(plan, wanted.spans, strict=True) if span.drawn]
         draws = draws_of_plan(drawn, self.eos) if drawn else None
         rest = [wanted.rows, *(draws.arrays if draws else ())]
-        staged = self._stage(plan, self.num_segments, rest, self._leaves_out(plan, len(wanted.rows)))
-        read = self.device.start(partial(self._compute, staged, draws))
+        staged = self._stage(plan, self.num_segments, rest, self._leaves_out(plan, len(wanted.rows)), behind)
+        begun = Begun(plan, wanted.spans)
+        read = self.device.start(partial(self._compute, staged, draws, begun))
 
         def passed() -> Passed:
             found = read()
             self.model.check()
             return Passed(found.tokens, found.margins, found.logits, found.taps, wanted.spans)
 
-        return passed
+        return begun, passed
 
     @torch.inference_mode()
-    def _compute(self, staged: Staged, draws: HostDraws | None) -> Computed:
+    def _compute(self, staged: Staged, draws: HostDraws | None, begun: Begun) -> Computed:
+        computed = self._computed(staged, draws)
+        begun.tokens = computed.tokens
+        return computed
+
+    def _computed(self, staged: Staged, draws: HostDraws | None) -> Computed:
         rows, (wanted, *columns) = self._walk(staged), staged.rest
         hidden = self.stream(rows)
         if staged.top:
@@ -150,7 +188,9 @@ class Runner:
         """
         return self._walk(self._stage(plan, depth, []))
 
-    def _stage(self, plan: list[Work], depth: int, rest: Arrays, leaves_out: bool = False) -> Staged:
+    def _stage(
+        self, plan: list[Work], depth: int, rest: Arrays, leaves_out: bool = False, behind: Begun | None = None
+    ) -> Staged:
         """All that the host knows of a pass, brought to the device at once. `leaves_out`: the last layer takes only the
         rows rest[0]."""
         owed = [[work.owed(segment) for work in plan] for segment in range(depth)]
@@ -160,17 +200,18 @@ class Runner:
         if leaves_out:
             batches.append(plan_batch(plan, [rows_wanted(work) for work in plan], self.block_size))
             rest = [np.sort(rest[0]), *rest]
-        placed, (there, *others) = place(self.device, batches, [tokens, *rest])
+        placed, (there, taken, *others) = place(self.device, batches, [tokens, _taken(plan, tokens, behind), *rest])
         top = Top(placed.pop(), others.pop(0)) if leaves_out else None
         segments = [
             Segment(batch, owed[start], _waiting(plan, start), self.bounds[start], self.bounds[end])
             for batch, start, end in zip(placed, starts, [*starts[1:], depth], strict=True)
         ]
-        return Staged(there, segments, self._taps_of(plan), others, top)
+        return Staged(there, segments, self._taps_of(plan), others, Taken(behind, taken) if behind else None, top)
 
     @torch.inference_mode()
     def _walk(self, staged: Staged) -> Tensor:
-        hidden, below = self.model.embed(staged.tokens, staged.segments[0].batch.positions), staged.segments[0].counts
+        tokens = staged.taken.among(staged.tokens) if staged.taken else staged.tokens
+        hidden, below = self.model.embed(tokens, staged.segments[0].batch.positions), staged.segments[0].counts
         end = self.bounds[-1] - 1 if staged.top else self.bounds[-1]
         for segment in staged.segments:
             if segment.waiting:
@@ -214,6 +255,15 @@ class Runner:
             return blocks[place // size] * size + place % size
 
         return [(slot(first + node), slot(first + i)) for i, node in enumerate(result.path) if i != node]
+
+
+def _taken(plan: Seq[Work], tokens: Ints, behind: Begun | None) -> Ints:  # [T] -> [T], or [0] where all are known
+    """Which token of the pass behind which this one comes each UNKNOWN one is."""
+    if behind is None:
+        return tokens[:0]
+    rows, taken = behind.rows, np.full(len(tokens), UNKNOWN, np.int64)
+    taken[tokens == UNKNOWN] = [rows[work.seq] for work in plan if work.seq.tokens[-1] == UNKNOWN]
+    return taken
 
 
 def _waiting(plan: Seq[Work], segment: int) -> list[list[Tensor]]:

@@ -50,7 +50,7 @@ class Scheduler:
         self._admit()
         plan: list[Work] = []
         budget = self.config.max_batch_tokens
-        decoding = [s for s in self.running if s.decoding]
+        decoding = [s for s in self.running if s.decoding and not s.is_full]
         drafts = (budget if len(decoding) == len(self.running) else budget // 2) - len(decoding)
         for seq in decoding:
             if seq in self.running and budget > 0:
@@ -79,15 +79,18 @@ class Scheduler:
         leader = seq.leader
         if leader is None or leader.finished:
             return False
-        shared = (leader.num_prompt - 1) // self.config.block_size * self.config.block_size
-        return leader.computed[-1] < shared
+        return leader.num_remembered < (leader.num_prompt - 1) // self.config.block_size
 
     def _fits(self, seq: Sequence) -> bool:
         """Room for all known tokens beside what the running ones still need for theirs: admission never thrashes."""
-        if not self.running:
-            return True
+        return not self.running or self.num_unpromised >= self.config.blocks_for(len(seq.tokens) + 1)
+
+    @property
+    def num_unpromised(self) -> int:
+        """Blocks that can be had beside those that the running sequences still need for all they know; less than none
+        where one of them will have to give way."""
         promised = sum(self._missing_blocks(s, len(s.tokens)) for s in self.running)
-        return self.pool.num_available - promised >= self.config.blocks_for(len(seq.tokens) + 1)
+        return self.pool.num_available - promised
 
     def _start(self, seq: Sequence) -> None:
         self.waiting.remove(seq)

@@ -21,11 +21,12 @@ from verdraft.kernels.sampling import TokenHistory
 from verdraft.scheduler.blocks import chain_key, root_key
 from verdraft.scheduler.boundary import Boundary
 from verdraft.scheduler.features import Features
+from verdraft.scheduler.guarded import GuardedDrafter
 from verdraft.scheduler.outputs import Summary, Timing, TokenLogprobs
 from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.agreement import Agreement
 from verdraft.spec.constraint import UNCONSTRAINED
-from verdraft.spec.draft import EMPTY, Draft, Drafter
+from verdraft.spec.draft import EMPTY, Draft
 from verdraft.spec.hindsight import Hindsight
 from verdraft.spec.payback import Payback
 from verdraft.spec.window import NO_CYCLE, Cycle
@@ -40,7 +41,7 @@ class Sequence:
 
     request: Request
     order: int  # submission order, the tie-breaker of equal ranks
-    drafter: Drafter
+    drafter: GuardedDrafter
     num_segments: int
     max_len: int  # prompt and output together
     leader: "Sequence | None" = None  # the first choice of the same prompt, whose prefix this one will reuse
@@ -101,6 +102,16 @@ class Sequence:
         """Only the newest token is missing, so one pass yields the next."""
         num_tokens = len(self.tokens)
         return num_tokens - self.computed[-1] == 1 and num_tokens > self.num_prompt
+
+    @property
+    def is_full(self) -> bool:
+        """It has all the tokens that it may get; its end is to be told yet."""
+        return len(self.tokens) >= self.max_len
+
+    @property
+    def drafts(self) -> bool:
+        """Whether any source may ever draft for it."""
+        return not self.drafter.is_silent or bool(self.exits) or self.eagle is not None
 
     @property
     def is_followed(self) -> bool:

@@ -262,22 +262,24 @@ class LateDevice:
 
     def __init__(self) -> None:
         self.sampler = law_tokens
-        self.pending = False
+        self.pending = 0  # passes that are under way
+        self.begun = self.ahead = 0  # passes, and those of them that began before the one before them had ended
         self.drawn = self.asked = 0  # tokens that were found here, and rows of logits that the host had to read
 
     def put(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
-        assert not self.pending, "nothing is computed between a pass and its end"
+        assert self.pending <= 1, "two passes are under way already"
         staged, parts = pack(arrays, pinned=False)
         tensors = parts.of(staged.clone())
         staged.fill_(0xA5)  # the next pass's by now
         return tensors
 
     def start(self, work: Callable[[], Computed]) -> Callable[[], Found]:
-        assert not self.pending
-        self.pending = True
+        assert self.pending <= 1, "two passes are under way already"
+        self.begun, self.ahead = self.begun + 1, self.ahead + self.pending
+        self.pending += 1
 
         def read() -> Found:
-            self.pending = False
+            self.pending -= 1
             computed = work()
             self.drawn, self.asked = self.drawn + len(computed.tokens), self.asked + len(computed.logits)
             margins, logits = computed.margins.numpy(), computed.logits.numpy()

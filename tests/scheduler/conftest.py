@@ -221,7 +221,7 @@ def make_engine(request: pytest.FixtureRequest, late_device: Callable[[], Device
     examples share them out between the two."""
 
     def build(**fields: object) -> Engine:
-        device = HostDevice() if request.param == "host" else late_device()
+        device = fields.pop("device", None) or (HostDevice() if request.param == "host" else late_device())
         drafters, exits = fields.pop("drafter_factory", None), fields.pop("exits", Exits())
         eagle, shape = fields.pop("eagle", None), DraftShape(*fields.pop("shape", (4, 1, 4)))
         model = fields.pop("model", HashModel())

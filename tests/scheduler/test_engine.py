@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -51,14 +52,21 @@ def test_a_right_prediction_is_taken_for_the_most_part_whatever_rows_cost(make_e
     assert min(accepted) > 0.7 * 40
 
 
-def test_drafts_that_their_rows_forbid_pay_where_every_step_takes_long(make_engine, drain, make_request, scripted):
+def test_drafts_that_their_rows_forbid_pay_where_every_step_takes_long(
+    make_engine, drain, make_request, scripted, monkeypatch
+):
     fields = {"max_tokens": 120, "ignore_eos": True}
     answer = plain(make_engine, drain, make_request, PROMPT, **fields)
-    accepted = []
+    accepted, clock = [], [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def pass_time(seconds):
+        clock[0] += seconds
+
     for model_takes in (0.0, 0.01):
         engine = make_engine(drafter_factory=lambda request: scripted(answer, wrong=0.0, seed=0))
         engine.drafting.costs = CostTable((1, 32), (0.001, 0.048))  # a further row takes longer than a pass
-        engine._runner.model.before_forward = lambda seconds=model_takes: time.sleep(seconds)
+        engine._runner.model.before_forward = partial(pass_time, model_takes)
         request = make_request("a", PROMPT, **fields)
         engine.add(request)
         assert drain(engine)["a"].tokens == answer
