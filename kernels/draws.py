@@ -13,12 +13,17 @@ BAD: Final = -1  # instead of a token: the row holds NaN or infinity, or leaves 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Which noise each of R rows gets, and how much of it; see noise.Noise."""
+    """Which noise each of R rows gets (noise.Noise), how much of it, and which tokens may come (sampling.kept_tokens).
+
+    A device keeps tokens as the host does, but for sums that differ by less than a billionth.
+    """
 
     temperatures: Tensor  # [R] float64; 0: argmax
     seeds: Tensor  # [R] int64
     choices: Tensor  # [R] int64
     positions: Tensor  # [R] int64: OUTPUT positions
+    limits: Tensor | None = None  # [R, 3] float64: top_k, 0: off; top_p, 1: off; the least score, -infinity: off
+    most: int = 0  # the largest top_k of any row that has a top_p, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,12 @@ class Edits:
         return wide
 
 
+def weight_of_one(columns: int) -> float:
+    """What a probability counts that is as large as the largest. Sums of whole numbers depend on no order, and those of
+    so many columns fit 63 bits."""
+    return 2.0 ** (62 - columns.bit_length())
+
+
 class Sampler(Protocol):
     """Finds the law's tokens where the logits are."""
 
@@ -75,6 +86,6 @@ class Sampler(Protocol):
 
         Column c belongs to token c, or with `token_ids` [C] int64, ascending, to that one of a reduced vocabulary: its
         noise is the token's own. `margins` [R] float64 take by how much the token's logit might have been lower before
-        another token had come.
+        another token had come, in rows without limits.
         """
         ...

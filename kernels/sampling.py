@@ -56,11 +56,6 @@ class LogitParams:
         """Whether the law is the argmax of the raw row (as long as nothing is banned or masked)."""
         return self.temperature == 0.0 and not self.uses_history and not self.logit_bias
 
-    @property
-    def plain_noisy(self) -> bool:
-        """Whether the law is the argmax of the raw row over the temperature, and noise."""
-        return self.temperature > 0.0 and not (self.is_filtered or self.uses_history or self.logit_bias)
-
 
 class TokenHistory:
     """The tokens that penalties count: the prompt's distinct ids and the output's counts.

@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from verdraft.kernels.draws import BAD, Draws
+from verdraft.kernels.draws import BAD, Draws, weight_of_one
 
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85  # of Philox4x32-10, as in noise.py
 _LOW: Final = 0xFFFFFFFF
@@ -21,12 +21,32 @@ def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None, ma
     scores = logits.double() - highest.where(fine, 0.0)
     noisy = (draws.temperatures > 0.0)[:, None]
     heat = draws.temperatures[:, None].where(noisy, 1.0)
-    scores = torch.where(noisy, scores / heat + _gumbel(noise_words(draws, columns)), scores)
+    scores /= heat
+    if draws.limits is not None:
+        scores = scores.where(_kept(scores, draws.limits), -torch.inf)
+    scores = torch.where(noisy, scores + _gumbel(noise_words(draws, columns)), scores)
     best = scores.argmax(1, keepdim=True)
     if margins is not None:
         others = scores.scatter(1, best, -torch.inf).amax(1, keepdim=True)
         margins.copy_(((scores.gather(1, best) - others) * heat)[:, 0])
     return columns[best[:, 0]].where(fine[:, 0], BAD)
+
+
+def _kept(scores: Tensor, limits: Tensor) -> Tensor:  # [R, C], [R, 3] -> [R, C]
+    """Which tokens the limits keep; all three keep a beginning of the ranking."""
+    ranked, order = scores.sort(dim=1, descending=True, stable=True)
+    top_k, top_p, least = limits.T[:, :, None]
+    rank = torch.arange(scores.shape[1], device=scores.device)
+    kept = (top_k == 0.0) | (rank < top_k)
+    mass = weights_of(ranked, scores.shape[1]).where(kept, 0)
+    before = mass.cumsum(1) - mass
+    kept &= (top_p == 1.0) | (before < top_p * mass.sum(1, keepdim=True)) | (rank == 0)
+    return torch.empty_like(kept).scatter_(1, order, kept & (ranked >= least))
+
+
+def weights_of(scores: Tensor, columns: int) -> Tensor:  # [R, n] of `columns` -> [R, n] int64
+    """Probabilities, but for a factor; see weight_of_one."""
+    return (scores.exp() * weight_of_one(columns) + 0.5).long()
 
 
 def noise_words(draws: Draws, tokens: Tensor) -> Tensor:

@@ -3,9 +3,10 @@
 Arrays on the host, for one copy; nothing that a pass does not need is among them.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from verdraft.kernels.draws import Draws, Edits, Penalties
 from verdraft.scheduler.batches import Arrays
+from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.passed import banned, rows_wanted
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
@@ -25,7 +27,8 @@ Places = Seq[tuple[Sequence, int]]  # behind the committed tokens and so many dr
 class HostDraws:
     """Draws, and what changes their logits, whose tensors are arrays still; empty: there is none."""
 
-    columns: Arrays
+    columns: Arrays  # of draws.Draws, limits only where a row has some
+    most: int = 0
     penalties: Arrays = field(default_factory=list)
     edits: Arrays = field(default_factory=list)
     history: int = 0  # tokens, of all penalised rows together
@@ -42,10 +45,11 @@ class HostDraws:
 
     def placed(self, tensors: Seq[Tensor]) -> "PlacedDraws":
         """With these arrays' tensors, which come in the same order."""
-        rest = iter(tensors)
-        columns, penalties, edits = ([next(rest) for _ in part] for part in (self.columns, self.penalties, self.edits))
+        rest, parts = iter(tensors), (self.columns, self.penalties, self.edits)
+        columns, penalties, edits = ([next(rest) for _ in part] for part in parts)
+        temperatures, seeds, choices, positions, *limits = columns
         return PlacedDraws(
-            Draws(*columns),
+            Draws(temperatures, seeds, choices, positions, limits[0] if limits else None, self.most),
             [
                 *([Penalties(self.history, *penalties).of] if penalties else ()),
                 *([Edits(*edits).of] if edits else ()),
@@ -67,21 +71,31 @@ class PlacedDraws:
         return logits
 
 
-def draws_of(places: Places) -> Arrays:
-    """For the token at each place: temperature, seed, choice and OUTPUT position (draws.Draws)."""
-    return [
-        np.array([seq.request.params.temperature for seq, _ in places], np.float64),
+def draws_of(places: Places) -> HostDraws:
+    """For the token at each place, of logits as they are (draws.Draws)."""
+    params = [seq.request.params for seq, _ in places]
+    columns: Arrays = [
+        np.array([one.temperature for one in params], np.float64),
         np.array([seq.seed for seq, _ in places], np.int64),
         np.array([seq.request.choice for seq, _ in places], np.int64),
         np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
     ]
+    if any(one.is_filtered for one in params):
+        columns.append(np.array([_limits(one) for one in params]))
+    return HostDraws(columns, max((one.top_k for one in params if one.is_filtered and one.top_p < 1.0), default=0))
+
+
+def _limits(params: SamplingParams) -> tuple[float, float, float]:
+    if not params.is_filtered:
+        return 0.0, 1.0, -math.inf
+    return params.top_k, params.top_p, math.log(params.min_p) if params.min_p > 0.0 else -math.inf
 
 
 def draws_of_plan(drawn: Seq[Work], eos: Iterable[int]) -> HostDraws:
     """For every row of these works, in order; `eos` are the model's end tokens."""
     places = [(work.seq, ahead) for work in drawn for ahead in [0, *work.draft.depths][: rows_wanted(work)]]
     penalties, history = _penalties_of(drawn)
-    return HostDraws(draws_of(places), penalties, _edits_of(places, eos), history)
+    return replace(draws_of(places), penalties=penalties, edits=_edits_of(places, eos), history=history)
 
 
 def _edits_of(places: Places, eos: Iterable[int]) -> Arrays:

@@ -1,10 +1,12 @@
 """What heads that only draft say, where the host can read it.
 
-A whole row of logits is much for a GPU to hand over in the middle of a draft. Where a temperature alone shapes what
-comes next, it tells a token and its probability, or the few likeliest tokens; rows of other requests come whole.
+A whole row of logits is much for a GPU to hand over in the middle of a draft. Where temperature and filters alone shape
+what comes next, it tells a token and its probability, and where there are no filters the few likeliest tokens; other
+rows come whole.
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
@@ -13,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verdraft.kernels.draws import BAD, Draws
+from verdraft.kernels.draws import BAD
 from verdraft.kernels.noise import IntArray
 from verdraft.kernels.sampling import LIKELIEST, BadLogits
 from verdraft.model.exit_head import TokenIds
 from verdraft.scheduler.device import Device
 from verdraft.scheduler.drawing import draws_of
-from verdraft.scheduler.passed import Rows, is_plain
+from verdraft.scheduler.passed import Rows, is_raw
 from verdraft.scheduler.sequence import Sequence
 
 T = TypeVar("T")
@@ -91,14 +93,15 @@ class Listener:
 
     def guesses(self, hidden: Tensor, asked: Seq[Asked]) -> list[Guess | Rows]:
         """A token for every row asked about, or the row itself [R] where the host has to find it."""
-        order = self._order(asked)
-        plain = [asked[i] for i in order if self._tells(asked[i])]
-        index, *draws = self.device.put([_rows(asked, order), *draws_of([(one.seq, one.ahead) for one in plain])])
+        order = _order(asked, self._draws)
+        told = [asked[i] for i in order if self._draws(asked[i])]
+        draws = draws_of([(one.seq, one.ahead) for one in told])
+        index, *columns = self.device.put([_rows(asked, order), *draws.arrays])
         logits = self.head.logits(hidden[index])
-        mine, others = logits[: len(plain)], logits[len(plain) :]
+        mine, others = logits[: len(told)], logits[len(told) :]
         said: list[Guess | Rows] = []
-        if self.device.sampler and plain:
-            tokens = self.device.sampler(mine, Draws(*draws), self._ids)
+        if self.device.sampler and told:
+            tokens = self.device.sampler(mine, draws.placed(columns).draws, self._ids)
             chosen = mine.gather(1, torch.searchsorted(self._ids, tokens.clamp(min=0))[:, None])[:, 0]
             found, probs, rows = self.device.fetch([tokens, (chosen - mine.logsumexp(1)).exp(), others])
             said += map(Guess, found.tolist(), probs.tolist())
@@ -108,7 +111,7 @@ class Listener:
 
     def peaks(self, hidden: Tensor, asked: Seq[Asked]) -> list[Peak]:
         """Of every row asked about, at least the LIKELIEST tokens, and all where more than a temperature counts."""
-        order = self._order(asked)
+        order = _order(asked, self._tells)
         num = sum(map(self._tells, asked))
         logits = self.head.logits(hidden[self.device.put([_rows(asked, order)])[0]])
         few = self._likeliest(logits[:num]) if num else []  # not every kernel of torch's takes nothing
@@ -132,12 +135,18 @@ class Listener:
         (found,) = self.device.fetch([logits.amax(1) - logits.gather(1, there[:, None])[:, 0]])
         return np.where(ids[places] == tokens, found, np.float32(0.0))
 
-    def _tells(self, one: Asked) -> bool:
-        return self.device.sampler is not None and is_plain(one.seq)
+    def _draws(self, one: Asked) -> bool:
+        """Whether the device finds the token."""
+        return self.device.sampler is not None and is_raw(one.seq)
 
-    def _order(self, asked: Seq[Asked]) -> list[int]:
-        """Those first that the device can tell."""
-        return sorted(range(len(asked)), key=lambda i: not self._tells(asked[i]))
+    def _tells(self, one: Asked) -> bool:
+        """Whether the likeliest tokens tell all that counts."""
+        return self._draws(one) and not one.seq.request.params.is_filtered
+
+
+def _order(asked: Seq[Asked], first: Callable[[Asked], bool]) -> list[int]:
+    """These first, then the others."""
+    return sorted(range(len(asked)), key=lambda i: not first(asked[i]))
 
 
 def _rows(asked: Seq[Asked], order: Seq[int]) -> IntArray:

@@ -56,19 +56,18 @@ def generates(seq: Sequence) -> bool:
     return seq.request.params.max_tokens != 0
 
 
-def is_plain(seq: Sequence) -> bool:
-    """Whether logits, temperature and noise alone say which tokens come."""
+def is_raw(seq: Sequence) -> bool:
+    """Whether logits as they are say which tokens come, with temperature, filters and noise."""
     params = seq.request.params
-    plain = (params.plain_greedy or params.plain_noisy) and not params.min_tokens
-    return plain and seq.request.constraint is UNCONSTRAINED
+    changed = params.uses_history or params.logit_bias or params.min_tokens
+    return not changed and seq.request.constraint is UNCONSTRAINED
 
 
 def can_be_drawn(seq: Sequence) -> bool:
-    """Whether the device finds this request's tokens, whatever is drafted: where no filter or grammar counts, and
-    nobody wants to see the logits."""
+    """Whether the device finds this request's tokens, whatever is drafted: where no grammar counts, and nobody wants to
+    see the logits."""
     params = seq.request.params
-    shaped = params.is_filtered or seq.request.constraint is not UNCONSTRAINED
-    return not shaped and params.logprobs is params.prompt_logprobs is None
+    return seq.request.constraint is UNCONSTRAINED and params.logprobs is params.prompt_logprobs is None
 
 
 def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:

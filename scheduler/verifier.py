@@ -136,7 +136,8 @@ class Verifier:
         accepted = verify(work.draft, tokens.__getitem__)
         if accepted[-1] == BAD:  # no draft goes on with it; as in _accept
             accepted = [_known(tokens[0])]
-        known = [margins[row] for row in _rows(work, accepted)] if margins else ()
+        told = margins and not work.seq.request.params.is_filtered
+        known = [margins[row] for row in _rows(work, accepted)] if told else ()
         return Verified(work, tuple(accepted), spoilt=BAD in tokens, margins=tuple(known))
 
     def _verify_one(self, work: Work, logits: Rows, best: list[int]) -> Verified:

@@ -158,6 +158,8 @@ def jobs_for(vocab: int, length: int, max_tokens: int) -> list[Job]:
         params = SamplingParams(
             temperature=0.0 if greedy else 0.9,
             top_p=1.0 if i < 5 else 0.9,
+            top_k=12 if i in (1, 7) else 0,
+            min_p=0.02 if i in (3, 7) else 0.0,
             repetition_penalty=1.1 if i in (1, 3) else 1.0,
             presence_penalty=0.4 if i == 2 else 0.0,
             frequency_penalty=0.3 if i == 6 else 0.0,
@@ -166,6 +168,8 @@ def jobs_for(vocab: int, length: int, max_tokens: int) -> list[Job]:
             max_tokens=max_tokens,
             ignore_eos=i % 3 == 0,
             min_tokens=3 if i > 2 else 0,
+            logprobs=2 if i in (2, 6) else None,
+            prompt_logprobs=1 if i == 5 else None,
         )
         jobs.append((prompt, params))
     return jobs

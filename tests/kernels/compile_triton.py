@@ -30,14 +30,13 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
     for store in (False, True):
         yield triton_ops._rope, rope, {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "BLOCK": 64, "STORE": store}
     yield triton_ops._write, "x x x x *i64 i32 i32 i32 i32 i32", {"DIM": 128, "BLOCK": 128}
-    for reduced in (False, True):
-        best = "x *i64 *fp64 *fp64 *i64 *i64 *i64 *fp64 *fp64 *i64 i32 i32"
-        yield triton_sampling._best_of_block, best, {"BLOCK": 2048, "REDUCED": reduced, "MARGINS": False}
-    wide = best.replace("x", "*fp64")
-    for margins in (False, True):
-        yield triton_sampling._best_of_block, wide, {"BLOCK": 2048, "REDUCED": False, "MARGINS": margins}
-        row = "*fp64 *fp64 *i64 *fp64 *i64 *fp64 i32"
-        yield triton_sampling._best_of_row, row, {"BLOCK": 64, "MARGINS": margins}
+    row = "*i64 *fp64 *fp64 *i64 *i64 *i64"
+    for logits, reduced, margins in (("x", False, False), ("x", True, False), ("*fp64", False, True)):
+        kind = {"BLOCK": 2048, "REDUCED": reduced}
+        best = f"{logits} {row} *fp64 *fp64 *i64 i32 i32"
+        yield triton_sampling._best_of_block, best, {**kind, "MARGINS": margins}
+        yield triton_sampling._best_of_row, "*fp64 *fp64 *i64 *fp64 *i64 *fp64 i32", {"BLOCK": 64, "MARGINS": margins}
+        yield triton_sampling._best_kept, f"{logits} {row} *fp64 *i64 *i64 fp32 i32 i32", kind
     for count in (16, 256):
         yield triton_ops._move, "x x *i64 *i64 i32 i32", {"COUNT": count, "BLOCK": 32}
 

@@ -2,6 +2,10 @@
 word for word of its noise."""
 
 import importlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,10 +38,21 @@ def draws(temperatures: list[float], seeds: list[int], choices: list[int], posit
     )
 
 
-def law(row: Tensor, temperature: float, seed: int, choice: int, position: int) -> int:
-    params = LogitParams(temperature=temperature)
+def law(row: Tensor, temperature: float, seed: int, choice: int, position: int, **filters: Any) -> int:
+    params = LogitParams(temperature=temperature, **filters)
     noise = Noise(seed, choice, position)
     return choose_token(row.numpy(), params, TokenHistory(params), None, noise)
+
+
+def limited(jobs: Draws, filters: Sequence[Mapping[str, float]]) -> Draws:
+    """The same with filters, none at temperature 0."""
+    on = [one if hot else {} for one, hot in zip(filters, jobs.temperatures.tolist(), strict=True)]
+    limits = [
+        (one.get("top_k", 0.0), one.get("top_p", 1.0), math.log(one["min_p"]) if "min_p" in one else -math.inf)
+        for one in on
+    ]
+    most = max(int(one["top_k"]) if {"top_k", "top_p"} <= one.keys() else 0 for one in on)
+    return replace(jobs, limits=torch.tensor(limits, dtype=torch.float64), most=most)
 
 
 def test_every_noise_word_is_the_cpus(law_tokens: Sampler) -> None:
@@ -73,6 +88,57 @@ def test_a_reduced_vocabulary_has_its_tokens_noise(law_tokens: Sampler) -> None:
     jobs = [0.0, 1.0, 0.5, 2.0], [5, 6, 7, 8], [0, 0, 1, 1], [9, 10, 11, 12]
     found = law_tokens(scores, draws(*jobs), token_ids)
     assert found.tolist() == [law(row, *job) for row, *job in zip(full, *jobs, strict=True)]
+
+
+FILTERS: list[dict[str, Any]] = [
+    {"top_k": 5, "top_p": 0.8},
+    {"top_p": 0.6},
+    {"min_p": 0.05},
+    {},
+    {"top_k": 40, "top_p": 0.95, "min_p": 0.01},
+    {"top_k": 1},
+    {"top_p": 1e-9},
+    {"top_k": 10**6, "top_p": 0.99},
+    {"min_p": 1.0},
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 320, 5001])
+@pytest.mark.parametrize("steps", [0, 2], ids=["distinct", "many equal"])
+def test_filtered_tokens_are_the_laws(law_tokens: Sampler, size: int, steps: int) -> None:
+    """Of rows with and without filters in one batch; equal logits too, of which those of lower tokens are kept."""
+    num = 2 * len(FILTERS)
+    rows = torch.randn(num, size, generator=torch.Generator().manual_seed(size)) * 2
+    if steps:
+        rows = (rows * steps).round() / steps
+    filters = [FILTERS[i % len(FILTERS)] for i in range(num)]
+    temperatures = [(1.0, 3.0, 0.6, 25.0, 0.0)[i % 5] for i in range(num)]
+    jobs = temperatures, list(range(num)), [0] * num, [7] * num
+    found = law_tokens(rows, limited(draws(*jobs), filters)).tolist()
+    expected = [law(row, *job, **one) for row, one, *job in zip(rows, filters, *jobs, strict=True)]
+    assert found == expected
+    one_by_one = [
+        law_tokens(rows[i : i + 1], limited(draws(*([column[i]] for column in jobs)), filters[i : i + 1])).item()
+        for i in range(0, num, 5)
+    ]
+    assert one_by_one == expected[::5]
+
+
+def test_a_reduced_vocabulary_is_filtered_by_itself(law_tokens: Sampler) -> None:
+    token_ids = torch.randperm(3000, generator=torch.Generator().manual_seed(0))[:300].sort().values
+    scores = torch.randn(len(FILTERS), 300, generator=torch.Generator().manual_seed(4))
+    full = torch.full((len(FILTERS), 3000), -torch.inf)
+    full[:, token_ids] = scores
+    jobs = [1.5] * len(FILTERS), list(range(len(FILTERS))), [0] * len(FILTERS), [3] * len(FILTERS)
+    found = law_tokens(scores, limited(draws(*jobs), FILTERS), token_ids).tolist()
+    assert found == [law(row, *job, **one) for row, one, *job in zip(full, FILTERS, *jobs, strict=True)]
+
+
+def test_bad_rows_of_filtered_requests_give_no_token(law_tokens: Sampler) -> None:
+    rows = torch.randn(4, 2500, generator=torch.Generator().manual_seed(5))
+    rows[0, 2400], rows[1, 3], rows[2] = torch.nan, torch.inf, -torch.inf
+    found = law_tokens(rows, limited(draws([1.0] * 4, [0] * 4, [0] * 4, [0] * 4), [{"top_k": 3, "top_p": 0.9}] * 4))
+    assert (found == BAD).tolist() == [True, True, True, False]
 
 
 def test_equal_logits_give_the_lowest_token_and_bad_rows_none(law_tokens: Sampler) -> None:

@@ -79,3 +79,12 @@ def test_nothing_is_sent_for_what_no_row_needs() -> None:
     placed = draws.placed([torch.from_numpy(array) for array in draws.arrays])
     logits = torch.zeros(7, VOCAB)
     assert placed.changed(logits) is logits
+
+
+def test_filters_count_where_there_is_a_temperature() -> None:
+    kinds = [{"top_k": 9, "temperature": 0.0}, {}, {"top_k": 7, "min_p": 0.5}, {"top_k": 3, "top_p": 0.9}]
+    draws = draws_of_plan([work_of(kind, EMPTY, []) for kind in kinds], EOS)
+    *_, limits = draws.columns
+    off = (0.0, 1.0, -np.inf)
+    assert [tuple(column) for column in limits] == [off, off, (7.0, 1.0, np.log(0.5)), (3.0, 0.9, -np.inf)]
+    assert draws.most == 3
