@@ -12,7 +12,12 @@ from verdraft.kernels.blocks import GROUP, Quantization
 from verdraft.kernels.chooser import BACKENDS, Wish, choose_kernels, survey
 from verdraft.model.recordings import CudaRecorder, Recorder
 
-WISHES: Final[tuple[tuple[Quantization, bool], ...]] = (("none", False), ("none", True), ("int8", True))
+WISHES: Final[tuple[tuple[Quantization, bool], ...]] = (
+    ("none", False),
+    ("none", True),
+    ("int8", True),
+    ("fp8", True),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,13 @@ class Form:
         return kernels.name + self._asked
 
     def weight_bytes(self, dtype: torch.dtype) -> float:
-        """Of one weight; in 8 bits with its share of a scale."""
-        return 1 + 2 / GROUP if self.quantization == "int8" else dtype.itemsize
+        """Of one weight; in blocks with its share of a scale."""
+        match self.quantization:
+            case "int8":
+                return 1 + 2 / GROUP
+            case "fp8":
+                return 1
+        return dtype.itemsize
 
     def __str__(self) -> str:
         return self.backend + self._asked

@@ -10,13 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
+from verdraft.kernels.base import Kernels
 from verdraft.kernels.blocks import Activations, Quantization
 from verdraft.kernels.chooser import choose_kernels
+from verdraft.kernels.cpu import CpuKernels
+from verdraft.kernels.float8 import round_to_float8
 from verdraft.model.load import load_model
 from verdraft.model.source import resolve_model
 from verdraft.model.transformer import Transformer
@@ -27,6 +31,13 @@ from verdraft.scheduler.request import Request
 
 CPU = torch.device("cpu")
 BLOCK = 16
+
+
+class Float8Kernels(CpuKernels):
+    """The weights that `--quantization fp8` has on a GPU, in float32."""
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
+        return super().pack(round_to_float8(weight).expand(), bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +91,17 @@ def score(
     path: Path, quantization: Quantization, windows: Sequence[Sequence[int]], activations: Activations = "float"
 ) -> Scores:
     """Load the model with these weights and inputs and score the windows, one after the other."""
-    kernels = choose_kernels("cpu", CPU, torch.float32, quantization, activations=activations)
-    model = load_model(path, kernels, torch.float32, CPU)
+    model = load_model(path, _kernels(quantization, activations), torch.float32, CPU)
     engine = engine_for(model, max(map(len, windows)))
     start = time.perf_counter()
     logprobs = [logprob for i, window in enumerate(windows) for logprob in _score_window(engine, str(i), window)]
     return Scores(logprobs, time.perf_counter() - start)
+
+
+def _kernels(quantization: Quantization, activations: Activations) -> Kernels:
+    if quantization == "fp8":
+        return Float8Kernels(activations=activations)
+    return choose_kernels("cpu", CPU, torch.float32, quantization, activations=activations)
 
 
 def engine_for(model: Transformer, window: int) -> Engine:

@@ -4,9 +4,9 @@ Knows no product. A weight that such blocks were expanded to is found again exac
 tell the scale. For all others, 4 bits mean the 16 steps from a group's smallest weight to its largest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,11 @@ from torch import Tensor
 from verdraft.kernels.base import KernelUnavailable
 
 Bits: TypeAlias = Literal[4, 8]
-Quantization: TypeAlias = Literal["auto", "none", "int8", "int4"]  # of weights
+Quantization: TypeAlias = Literal["auto", "none", "int8", "int4", "fp8"]  # of weights
 Activations: TypeAlias = Literal["float", "int8"]  # what a product's inputs are rounded to
 
 GROUP = 32
+_BITS: Final[Mapping[str, Bits]] = {"int8": 8, "int4": 4}
 _ROWS = 4096  # outputs quantised together, to save memory
 
 
@@ -61,7 +62,7 @@ def choose_blocks(weight: Tensor, quantization: Quantization) -> Blocks | None:
         return None
     if exact := _quantize_exactly(weight, 4) or _quantize_exactly(weight, 8):
         return exact
-    return None if quantization == "auto" else quantize(weight, 8 if quantization == "int8" else 4)
+    return None if quantization == "auto" else quantize(weight, _BITS[quantization])
 
 
 def quantize(weight: Tensor, bits: Bits) -> Blocks:

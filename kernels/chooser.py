@@ -37,7 +37,7 @@ class Wish:
     activations: Activations = "float"
 
     def __str__(self) -> str:
-        extras: list[str] = [self.quantization] if self.quantization in ("int8", "int4") else []
+        extras: list[str] = [self.quantization] if self.quantization in ("int8", "int4", "fp8") else []
         extras += [f"{self.activations} activations"] if self.activations != "float" else []
         extras += ["deterministic"] if self.deterministic else []
         return " ".join((f"{self.dtype} on {self.device}".removeprefix("torch."), *(f"({extra})" for extra in extras)))
@@ -131,6 +131,8 @@ def _triton_missing(wish: Wish) -> str | None:
         return "needs a GPU of compute capability 8 or more"
     if wish.activations != "float":
         return f"has no product for {wish.activations} activations"
+    if wish.quantization == "fp8" and torch.cuda.get_device_capability(wish.device) < (8, 9):
+        return "needs a GPU of compute capability 8.9 or more for the quantization fp8"
     return "has no product for the quantization int4" if wish.quantization == "int4" else None
 
 
@@ -141,8 +143,9 @@ def _make_triton(wish: Wish) -> Kernels:
 
 
 def _cpu_missing(wish: Wish) -> str | None:
-    suits = wish.device.type == "cpu" and wish.dtype == torch.float32
-    return None if suits else "computes float32 on the CPU only"
+    if wish.device.type != "cpu" or wish.dtype != torch.float32:
+        return "computes float32 on the CPU only"
+    return "has no product for the quantization fp8" if wish.quantization == "fp8" else None
 
 
 def _make_cpu(wish: Wish) -> Kernels:
@@ -152,6 +155,8 @@ def _make_cpu(wish: Wish) -> Kernels:
 def _torch_missing(wish: Wish) -> str | None:
     if wish.activations != "float":
         return f"the {wish.activations} activations need the cpu kernels (float32 on the CPU)"
+    if wish.quantization == "fp8":
+        return "the quantization fp8 needs the triton kernels (an NVIDIA GPU)"
     if wish.quantization in ("int8", "int4"):
         return f"the quantization {wish.quantization} needs the cpu kernels (float32 on the CPU) or, for int8, a GPU's"
     return "its rows depend on what is computed beside them" if wish.deterministic else None

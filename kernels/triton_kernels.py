@@ -7,6 +7,7 @@ from torch import Tensor
 from verdraft.kernels import triton_attention, triton_linear, triton_ops
 from verdraft.kernels.base import Batch
 from verdraft.kernels.blocks import Quantization, quantize
+from verdraft.kernels.float8 import round_to_float8
 from verdraft.kernels.torch_ref import TorchKernels, TorchKV
 
 
@@ -19,7 +20,7 @@ class TritonKernels(TorchKernels):
 
     def __init__(self, deterministic: bool = False, quantization: Quantization = "none") -> None:
         self.exact = deterministic
-        self._scaled = quantization == "int8"
+        self._quantization = quantization
 
     def write(self, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
         triton_ops.write(k, v, layer_kv, slots)
@@ -51,8 +52,10 @@ class TritonKernels(TorchKernels):
         return triton_ops.silu_mul(gate_up)
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Any:
-        if self._scaled:
-            return triton_linear.pack_scaled(quantize(weight.float(), 8), bias)
+        if self._quantization == "int8":
+            return triton_linear.pack_blocks(quantize(weight.float(), 8), bias)
+        if self._quantization == "fp8":
+            return triton_linear.pack_float8(round_to_float8(weight), bias)
         return super().pack(weight.contiguous(), bias)
 
     def linear(self, x: Tensor, packed: Any) -> Tensor:

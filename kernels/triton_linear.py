@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from verdraft.kernels.blocks import GROUP, Blocks
+from verdraft.kernels.float8 import Float8Rows
 
 _ROWS, _OUTS = 64, 64
 _INS, _WIDE_INS = 128, 32  # inputs of a step of the sum, for types of 2 and of 4 bytes
@@ -25,17 +26,22 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
-    """A weight in 8 bits: scale * q, a scale for every GROUP inputs of an output (kernels/blocks.py)."""
+    """A weight in 8 bits: scale * q, a scale for every GROUP inputs of an output (kernels/blocks.py), or for all."""
 
-    q: Tensor  # [outs, ins] int8
-    scale: Tensor  # [outs, groups] float16
+    q: Tensor  # [outs, ins] int8 or float8_e4m3fn
+    scale: Tensor  # [outs, groups] float16, or [outs] float32
     bias: Tensor | None  # [outs]
 
 
-def pack_scaled(blocks: Blocks, bias: Tensor | None) -> ScaledWeight:
+def pack_blocks(blocks: Blocks, bias: Tensor | None) -> ScaledWeight:
     """Blocks of 8 bits as `scaled_linear` reads them."""
     assert blocks.bits == 8
     return ScaledWeight(blocks.q.flatten(1)[:, : blocks.ins].contiguous(), blocks.scale.contiguous(), bias)
+
+
+def pack_float8(rows: Float8Rows, bias: Tensor | None) -> ScaledWeight:
+    """Floats of 8 bits as `scaled_linear` reads them."""
+    return ScaledWeight(rows.q, rows.scale, bias)
 
 
 def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
@@ -44,7 +50,7 @@ def scaled_linear(x: Tensor, weight: ScaledWeight) -> Tensor:
 
 
 def _launch(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    (rows, ins), outs = x.shape, weight.shape[0]
+    (rows, ins), outs, scale_dims = x.shape, weight.shape[0], 0 if scale is None else scale.dim()
     assert x.stride(1) == 1, "x: expected rows that are contiguous inside"
     out = x.new_empty((rows, outs))
     if rows:
@@ -58,7 +64,8 @@ def _launch(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None
             ins,
             outs,
             x.stride(0),
-            GROUP=0 if scale is None else GROUP,
+            GROUP=GROUP if scale_dims == 2 else 0,
+            WHOLE=scale_dims == 1,
             BIAS=bias is not None,
             BLOCK_M=_ROWS,
             BLOCK_N=_OUTS,
@@ -71,8 +78,8 @@ def _launch(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None
 
 @triton.jit(do_not_specialize=["rows"])  # one compiled kernel for every number of them
 def _linear(
-    x, weight, scale, bias, out, rows, ins, outs, stride, GROUP: tl.constexpr, BIAS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWIZZLE: tl.constexpr,
+    x, weight, scale, bias, out, rows, ins, outs, stride, GROUP: tl.constexpr, WHOLE: tl.constexpr,
+    BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SWIZZLE: tl.constexpr,
 ):  # fmt: skip
     row_block, out_block = _place(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(outs, BLOCK_N), SWIZZLE)
     row, col = row_block * BLOCK_M + tl.arange(0, BLOCK_M), out_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -83,12 +90,16 @@ def _linear(
         k = start + tl.arange(0, BLOCK_K)
         some = tl.load(x + at_x[:, None] + k[None, :], mask=real_row[:, None] & (k < ins)[None, :], other=0.0)
         wanted = real_col[None, :] & (k < ins)[:, None]
-        part = tl.load(weight + at_weight[None, :] + k[:, None], mask=wanted, other=0)
+        part = tl.load(weight + at_weight[None, :] + k[:, None], mask=wanted, other=0.0)
+        if GROUP or WHOLE:
+            part = part.to(tl.float32)  # on the way to bfloat16, quicker than at once
         if GROUP:
             groups = tl.cdiv(ins, GROUP)
             scales = tl.load(scale + (col * groups)[None, :] + (k // GROUP)[:, None], mask=wanted, other=0.0)
-            part = (part.to(tl.float32) * scales.to(tl.float32)).to(x.dtype.element_ty)
-        acc = tl.dot(some, part, acc, input_precision="ieee")
+            part *= scales.to(tl.float32)
+        acc = tl.dot(some, part.to(x.dtype.element_ty), acc, input_precision="ieee")
+    if WHOLE:
+        acc *= tl.load(scale + col, mask=real_col, other=0.0)[None, :]
     if BIAS:
         acc += tl.load(bias + col, mask=real_col, other=0.0).to(tl.float32)[None, :]
     to = row.to(tl.int64)[:, None] * outs + col[None, :]

@@ -53,6 +53,7 @@ def _kernels(device: torch.device, dtype: torch.dtype, about: str) -> Iterator[s
         Wish(device, dtype, deterministic=True),
         Wish(device, dtype, "int8"),
         Wish(device, dtype, "int4"),
+        Wish(device, dtype, "fp8"),
         Wish(device, dtype, activations="int8"),
     ):
         yield f"  kernels for {wish}"

@@ -151,10 +151,10 @@ class Settings(BaseSettings):
         int, Field(ge=1, le=64, description="processes, a GPU each, that share every layer; they change no bit")
     ] = 1
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4"],
+        Literal["auto", "none", "int8", "int4", "fp8"],
         Field(
             description="weights; auto: as they are, on a CPU with blocks of 4 or 8 bits beside them where exact; "
-            "int4 on a CPU only"
+            "int4 on a CPU only, fp8 on a GPU only"
         ),
     ] = "auto"
     activations: Annotated[
@@ -184,8 +184,10 @@ class Settings(BaseSettings):
     def _no_contradiction(self) -> "Settings":
         if self.kv_blocks is not None and self.memory_fraction is not None:
             raise ValueError("--kv-blocks and --memory-fraction both set the size of the KV pool; give one of them")
-        if self.activations == "int8" and self.quantization == "none":
-            raise ValueError("--activations int8 needs weights in blocks, which --quantization none leaves out")
+        if self.activations == "int8" and self.quantization in ("none", "fp8"):
+            raise ValueError(
+                f"--activations int8 needs weights in blocks, which --quantization {self.quantization} leaves out"
+            )
         if self.max_batch_tokens is not None and self.max_batch_tokens < 2 * self.max_num_seqs:
             raise ValueError(
                 f"--max-batch-tokens must be at least twice --max-num-seqs ({2 * self.max_num_seqs}), so that prompts "

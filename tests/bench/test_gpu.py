@@ -63,7 +63,8 @@ def test_a_part_that_fails_or_takes_too_long_costs_a_note(tmp_path: Path, capsys
 
 def test_what_matters_most_is_measured_first() -> None:
     exact = Form("triton", deterministic=True)
-    forms = [Form("flash"), Form("triton"), Form("torch"), exact, Form("triton", "int8", True)]
+    forms = [Form("flash"), Form("triton"), Form("torch"), exact]
+    forms += [Form("triton", bits, True) for bits in ("int8", "fp8")]
     jobs = list(plan(forms))
     assert [str(job) for job in jobs[:3]] == ["floor with flash", "passes with flash", "engine with flash"]
     assert {job.part for job in jobs if job.form == exact} == {"attention", "products", "passes", "engine"}

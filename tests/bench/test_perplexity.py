@@ -21,14 +21,14 @@ def test_every_token_but_a_windows_first_is_scored(tiny_llama_path: Path) -> Non
     assert scores.perplexity == pytest.approx(math.exp(-sum(scores.logprobs) / len(scores.logprobs)))
 
 
-def test_only_explicit_bits_change_a_model_that_no_blocks_made(tiny_llama_path: Path) -> None:
+def test_only_bits_that_were_asked_for_change_a_model_that_no_blocks_made(tiny_llama_path: Path) -> None:
     plain = score(tiny_llama_path, "none", windows(320)).logprobs
     assert score(tiny_llama_path, "auto", windows(320)).logprobs == plain
     errors = []
-    for quantization in ("int8", "int4"):
+    for quantization in ("int8", "fp8", "int4"):
         found = score(tiny_llama_path, quantization, windows(320)).logprobs
         errors.append(max(abs(a - b) for a, b in zip(found, plain, strict=True)))
-    assert 0 < errors[0] < errors[1]
+    assert 0 < errors[0] < errors[1] < errors[2]
 
 
 @pytest.mark.demo

@@ -11,6 +11,7 @@ from verdraft.kernels.base import Kernels
 from verdraft.kernels.blocks import Quantization, quantize
 from verdraft.kernels.chooser import choose_kernels, choose_sampler
 from verdraft.kernels.draws import Draws
+from verdraft.kernels.float8 import round_to_float8
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 
@@ -23,7 +24,7 @@ def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("ins", "outs"), SHAPES)
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
 def test_a_rows_product_does_not_depend_on_their_number(
     quantization: Quantization, ins: int, outs: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -33,10 +34,19 @@ def test_a_rows_product_does_not_depend_on_their_number(
     weight = (randn(outs, ins, device=device, seed=2) * ins**-0.5).to(dtype)
     packed = exact.pack(weight)
     alone = torch.cat([exact.linear(row, packed) for row in x.split(1)])
-    wide = weight.double() if quantization == "none" else quantize(weight.float(), 8).expand().to(dtype).double()
-    torch.testing.assert_close(alone.double(), F.linear(x.double(), wide), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(alone.double(), F.linear(x.double(), _kept(weight, quantization)), rtol=0.02, atol=0.02)
     flips = {rows: int((exact.linear(x[:rows], packed) != alone[:rows]).sum()) for rows in ROWS}
     assert not any(flips.values()), f"outputs with other bits, by rows: {flips}"
+
+
+def _kept(weight: Tensor, quantization: Quantization) -> Tensor:
+    """What is multiplied in its place, in float64."""
+    match quantization:
+        case "int8":
+            weight = quantize(weight.float(), 8).expand().to(weight.dtype)
+        case "fp8":
+            weight = round_to_float8(weight).expand()
+    return weight.double()
 
 
 @pytest.mark.parametrize("width", [128, 576, 4096, 14336])

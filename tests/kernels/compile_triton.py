@@ -9,7 +9,7 @@ from triton.compiler import ASTSource, compile
 from verdraft.kernels import triton_attention, triton_linear, triton_ops, triton_sampling
 
 HOPPER = GPUTarget("cuda", 90, 32)
-ALIGNED = ("*bf16", "*fp16", "*fp32", "*i8", "i32")  # as a real model's tensors and widths are
+ALIGNED = ("*bf16", "*fp16", "*fp32", "*i8", "*fp8e4nv", "i32")  # as a real model's tensors and widths are
 TYPES = ("bf16", "fp16", "fp32")
 Constants = Mapping[str, int | bool]
 
@@ -21,8 +21,9 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
     for dim, tree in ((64, False), (128, False), (128, True)):
         yield triton_attention._attend, attend, {**heads, "ROWS": 64, "DIM": dim, "WIDTH": dim, "TREE": tree}
     tiles = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32 if dtype == "fp32" else 128, "SWIZZLE": 8}
-    for weight, group in (("x", 0), ("*i8", 32)):
-        yield triton_linear._linear, f"x {weight} *fp16 x x i32 i32 i32 i32", {**tiles, "BIAS": True, "GROUP": group}
+    for weight, scale, group in (("x", "x", 0), ("*i8", "*fp16", 32), ("*fp8e4nv", "*fp32", 0)):
+        scaling = {"GROUP": group, "WHOLE": scale == "*fp32", "BIAS": True}
+        yield triton_linear._linear, f"x {weight} {scale} x x i32 i32 i32 i32", {**tiles, **scaling}
     for add in (False, True):
         yield triton_ops._rms_norm, "x x x x i32 i32 i32 fp32", {"BLOCK": 4096, "ADD": add}
     yield triton_ops._silu_mul, "x x i32 i32", {"BLOCK": 1024}

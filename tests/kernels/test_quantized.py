@@ -166,4 +166,11 @@ def test_exact_blocks_and_panels_have_the_same_bits_for_any_number_of_rows(
 def test_a_backend_that_cannot_quantise_says_so(name: str, dtype: torch.dtype) -> None:
     with pytest.raises(KernelUnavailable, match="int8 needs the cpu kernels"):
         choose_kernels(name, CPU, dtype, "int8")
+    with pytest.raises(KernelUnavailable, match="fp8 needs the triton kernels"):
+        choose_kernels(name, CPU, dtype, "fp8")
     assert choose_kernels(name, CPU, dtype, "auto").name == "torch"
+
+
+def test_the_cpu_kernels_refuse_float8() -> None:
+    with pytest.raises(KernelUnavailable, match=r"cpu cannot run float32 on cpu \(fp8\): has no product"):
+        choose_kernels("cpu", CPU, torch.float32, "fp8")

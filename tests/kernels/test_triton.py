@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verdraft.kernels.base import Batch
 from verdraft.kernels.blocks import quantize
+from verdraft.kernels.float8 import round_to_float8
 from verdraft.kernels.torch_ref import TorchKernels
 
 pytest.importorskip("triton")
@@ -85,6 +86,24 @@ def test_a_product_of_8_bits_is_that_of_its_blocks(rows: int, ins: int, outs: in
         expected = F.linear(x.double(), blocks.expand().to(dtype).double(), None if b is None else b.double())
         tolerance = 2e-5 if dtype == torch.float32 else 0.03
         torch.testing.assert_close(ours.linear(x, packed).double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("rows", "ins", "outs"), [(1, 32, 64), (65, 100, 33), (130, 288, 70), (3, 7, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_of_float8_is_that_of_its_rows(rows: int, ins: int, outs: int, dtype: torch.dtype) -> None:
+    """Outputs of very different sizes, and one without weights."""
+    ours = TritonKernels(deterministic=True, quantization="fp8")
+    x, bias = randn(rows, 2 * ins)[:, ins:].to(dtype), randn(outs, seed=2).to(dtype)
+    weight = (randn(outs, ins, seed=1) * randn(outs, 1, seed=3).exp()).to(dtype)
+    weight[outs // 2] = 0.0
+    for b in (None, bias):
+        packed = ours.pack(weight, b)
+        assert packed.q.dtype == torch.float8_e4m3fn
+        wide = round_to_float8(weight).expand().double()
+        expected = F.linear(x.double(), wide, None if b is None else b.double())
+        tolerance = 2e-5 if dtype == torch.float32 else 2e-3
+        torch.testing.assert_close(ours.linear(x, packed).double(), expected, rtol=tolerance, atol=5 * tolerance)
+    assert ours.linear(x[:0], ours.pack(weight)).shape == (0, outs)
 
 
 def test_only_the_deterministic_backend_calls_itself_exact() -> None:

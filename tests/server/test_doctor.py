@@ -20,8 +20,9 @@ def test_every_package_and_backend_is_there_or_why_not(capsys: pytest.CaptureFix
     assert "cpu     yes, what auto takes" in text
     assert "flash   needs an NVIDIA GPU" in text
     assert "torch   its rows depend on what is computed beside them" in text
+    assert "cpu     has no product for the quantization fp8" in text
     assert "CPU operations: compiled" in text
-    for asked in ("(deterministic)", "(int8)", "(int4)", "(int8 activations)"):
+    for asked in ("(deterministic)", "(int8)", "(int4)", "(fp8)", "(int8 activations)"):
         assert f"kernels for float32 on cpu {asked}" in text
 
 

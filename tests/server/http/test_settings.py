@@ -84,6 +84,7 @@ def test_the_file_may_come_from_the_environment(tmp_path: Path, monkeypatch: pyt
         (["--max-num-seqs", "9", "--max-batch-tokens", "17"], "--max-batch-tokens"),
         (["--activations", "int4"], "--activations"),
         (["--activations", "int8", "--quantization", "none"], "--activations int8 needs weights in blocks"),
+        (["--activations", "int8", "--quantization", "fp8"], "--activations int8 needs weights in blocks"),
         (["--request-timeout", "nan"], "--request-timeout"),
         (["--api-key", ""], "--api-key"),
         (["--log-format", "xml"], "--log-format"),
