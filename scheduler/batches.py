@@ -1,5 +1,6 @@
 """Ragged metadata of a pass, built on the host as arrays; where they go is another file's business (device.py)."""
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,6 +16,7 @@ from verdraft.scheduler.device import Device
 from verdraft.scheduler.plan import Work
 
 Ints = NDArray[np.int64]
+Tables = NDArray[np.signedinteger]
 Arrays = list[NDArray[np.generic]]
 _CHAINS = np.empty(0, np.int32)
 
@@ -43,7 +45,7 @@ class HostBatch:
         return Batch(cu_q, seq_lens, pages, slots, positions, self.max_q, self.max_k, parents)
 
 
-def ragged(num: Ints, start: Ints, tables: Ints, block_size: int) -> HostBatch:
+def ragged(num: Ints, start: Ints, tables: Tables, block_size: int) -> HostBatch:
     """num[b] tokens from position start[b] on, in the blocks tables[b] [B, P]. Slots come from the block tables,
     never from "the last one plus one"."""
     ends = np.cumsum(num)
@@ -52,8 +54,8 @@ def ragged(num: Ints, start: Ints, tables: Ints, block_size: int) -> HostBatch:
     return HostBatch(
         cu_q=np.concatenate(([0], ends)).astype(np.int32),
         seq_lens=(start + num).astype(np.int32),
-        pages=tables.astype(np.int32),
-        slots=tables[owner, positions // block_size] * block_size + positions % block_size,
+        pages=tables.astype(np.int32, copy=False),
+        slots=tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size,
         positions=positions,
         parents=_CHAINS,
         max_q=int(num.max(initial=0)),
@@ -61,7 +63,7 @@ def ragged(num: Ints, start: Ints, tables: Ints, block_size: int) -> HostBatch:
     )
 
 
-def ragged_batch(num: Ints, start: Ints, tables: Ints, block_size: int, device: torch.device) -> Batch:
+def ragged_batch(num: Ints, start: Ints, tables: Tables, block_size: int, device: torch.device) -> Batch:
     """`ragged`, on a device, one copy an array: for whoever does not count them."""
     batch = ragged(num, start, tables, block_size)
     return batch.placed([torch.from_numpy(array).to(device) for array in batch.arrays])
@@ -84,9 +86,9 @@ def with_trees(batch: HostBatch, start: Ints, trees: Seq[Seq[int]]) -> HostBatch
     return replace(batch, parents=parents, positions=np.array(positions, np.int64))
 
 
-def block_tables(blocks: Seq[Seq[int]]) -> Ints:
+def block_tables(blocks: Seq["array[int]"]) -> Tables:
     """[B, P], padded with block 0."""
-    tables = np.zeros((len(blocks), max(map(len, blocks), default=0)), np.int64)
+    tables = np.zeros((len(blocks), max(map(len, blocks), default=0)), np.int32)
     for row, own in zip(tables, blocks, strict=True):
         row[: len(own)] = own
     return tables

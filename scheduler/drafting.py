@@ -1,6 +1,7 @@
 """The first part of a step: every decoding sequence gets a draft, from the source and of the length that pay best."""
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -87,7 +88,8 @@ class Drafting:
         self._now: Costs = FREE  # costs of this step's pass
         self.exits = exits
         self.eagle = eagle
-        self.models: tuple[ModelDrafter, ...] = (eagle, exits) if eagle else (exits,)  # preferred ones first
+        models: tuple[ModelDrafter, ...] = (*((eagle,) if eagle else ()), *((exits,) if exits.modes else ()))
+        self.models = models  # preferred ones first
         self._arms: tuple[Mode, ...] = (*exits.modes, *(eagle.modes if eagle else ()))
         self.stores = SuffixStores(scheduler.config.suffix_store_tokens)
         self.estimates = Estimates()
@@ -152,25 +154,29 @@ class Drafting:
         if len(decoding) < len(running):
             budget //= 2  # the other half is for those that are still prefilled
         share = budget // max(1, len(decoding)) - 1
-        contexts, load = [len(seq.tokens) for seq in decoding], len(decoding)
-        self._now = self.reading.costs(self.costs, contexts, self._host.of(load))
+        lengths, load = [len(seq.tokens) for seq in decoding], len(decoding)
+        self._now = self.reading.costs(self.costs, lengths, self._host.of(load))
         # The pass itself yields one token, so a draft needs at most one less than what may still come.
-        rooms = [max(0, min(share, seq.max_len - len(seq.tokens) - 1)) for seq in decoding]
+        rooms = [max(0, min(share, seq.max_len - num - 1)) for seq, num in zip(decoding, lengths, strict=True)]
         asked: dict[int, Asked] = {}
-        proposed = [self._ask(i, seq, rooms[i], load, asked) for i, seq in enumerate(decoding)]
-        free, scores = self._judge(decoding, proposed, asked)
+        proposed = [
+            EMPTY if seq.drafter.is_silent else self._ask(i, seq, rooms[i], load, asked)
+            for i, seq in enumerate(decoding)
+        ]
+        free, means = self._judge(decoding, proposed, asked)
         without = Without(free, free_plan([draft.probs for draft in free], self._now))
         asked_at = time.perf_counter()
         offers = self._offers(decoding, rooms, free)
-        plan = self._plan(decoding, without, scores, [offer.arm for offer in offers])
+        plan = self._plan(decoding, without, means, [offer.arm for offer in offers])
         self._charge(self._awake, time.perf_counter() - asked_at)
         if any(offer.arm.hopes for offer in offers) and self._config.router == "payoff" and not _uses_model(plan):
             self._rest = REST
         self._learn_asking(asked, free, plan)
         self._trials.earn()
         for seq, draft, route in zip(decoding, free, plan.routes, strict=True):
-            seq.draft = draft.trim(max(route.length, draft.least)) if route.arm is None else EMPTY
-            seq.hindsight.history.cycle(seq.draft.source == "suffix" and bool(seq.draft.tokens))
+            is_own = draft.tokens and route.arm is None
+            seq.draft = draft.trim(max(route.length, draft.least)) if is_own else EMPTY
+            seq.hindsight.history.cycle(bool(seq.draft.tokens) and draft.source == "suffix")
         if _uses_model(plan):
             self._let_draft(offers, decoding, plan, without)
         self.exits.prune(decoding)
@@ -262,8 +268,8 @@ class Drafting:
 
     def _judge(
         self, decoding: Seq[Sequence], proposed: Seq[Draft], asked: dict[int, Asked]
-    ) -> tuple[list[Draft], list[float]]:
-        """The drafts as they are expected to turn out, and their scores; that takes time too, which was asked for."""
+    ) -> tuple[list[Draft], dict[int, float]]:
+        """See Estimates.judge; that takes time too, which was asked for."""
         began = time.perf_counter()
         judged = self.estimates.judge(decoding, proposed)
         drafts = [i for i, draft in enumerate(proposed) if draft.tokens]
@@ -273,11 +279,11 @@ class Drafting:
                 asked[i] = replace(asked[i], seconds=asked[i].seconds + seconds)
         return judged
 
-    def _plan(self, decoding: Seq[Sequence], without: Without, scores: Seq[float], arms: Seq[Arm]) -> Plan:
+    def _plan(self, decoding: Seq[Sequence], without: Without, means: Mapping[int, float], arms: Seq[Arm]) -> Plan:
         plan = with_models(without.plan, without.probs, arms, self._now)
         for arm in arms:
             plan = self._try_out(plan, arm, without.probs)
-        return plan if self._config.router == "payoff" else self._by_score(plan, decoding, without.free, scores, arms)
+        return plan if self._config.router == "payoff" else self._by_score(plan, decoding, without.free, means, arms)
 
     def _try_out(self, plan: Plan, arm: Arm, probs: Seq[Seq[float]]) -> Plan:
         """One token each by an arm that the plan has no use for, where more is to be learned of it than is lost."""
@@ -292,13 +298,12 @@ class Drafting:
         return plan
 
     def _by_score(
-        self, plan: Plan, decoding: Seq[Sequence], free: Seq[Draft], scores: Seq[float], arms: Seq[Arm]
+        self, plan: Plan, decoding: Seq[Sequence], free: Seq[Draft], means: Mapping[int, float], arms: Seq[Arm]
     ) -> Plan:
         """HVD (PAPERS 1.1) or its rule without a predictor for sequences of mode "hybrid", `plan` for the others."""
-        if self._config.router == "score":
-            scores = [draft.score for draft in free]
+        known = {} if self._config.router == "score" else means
         trusted = [
-            score if draft.source == "suffix" else float("inf") for score, draft in zip(scores, free, strict=True)
+            known.get(i, draft.score) if draft.source == "suffix" else float("inf") for i, draft in enumerate(free)
         ]
         ruled = by_score([draft.probs for draft in free], trusted, TAU, arms)
         routes = [

@@ -58,21 +58,21 @@ class Estimates:
         """Predict with this one from now on; any thread may say so."""
         self.predictor = predictor
 
-    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> tuple[list[Draft], list[float]]:
-        """The drafts with the probabilities to go by, and the expected accepted length of each."""
-        found, scores = list(drafts), [draft.score for draft in drafts]
-        chosen = [i for i, draft in enumerate(drafts) if draft.source == "suffix" and draft.tokens]
+    def judge(self, seqs: Seq[Sequence], drafts: Seq[Draft]) -> tuple[list[Draft], dict[int, float]]:
+        """The drafts with the probabilities to go by, and the predicted accepted length where there is a prediction."""
+        found, means = list(drafts), dict[int, float]()
+        chosen = [i for i, draft in enumerate(drafts) if draft.tokens and draft.source == "suffix"]
         if self.predictor is None or not chosen:
-            return found, scores
+            return found, means
         states = [DecodeState(s.num_prompt, s.num_output, s.hindsight.history) for s in (seqs[i] for i in chosen)]
         features = describe([drafts[i] for i in chosen], states, self.classes)
         mean, survival = self.predictor.predict(features)
         for row, i in enumerate(chosen):
             draft = drafts[i]
             found[i] = draft._replace(probs=path_probs(survival[row], len(draft.tokens)))
-            scores[i] = float(mean[row])
-            seqs[i].hindsight.watch(draft.tokens, features[row], scores[i])
-        return found, scores
+            means[i] = float(mean[row])
+            seqs[i].hindsight.watch(draft.tokens, features[row], means[i])
+        return found, means
 
     def learn(self, seq: Sequence, committed: Seq[int]) -> None:
         """The sequence goes on with these tokens: what became of its drafts."""

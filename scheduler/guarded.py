@@ -1,14 +1,11 @@
 """Draft sources that may fail: drafts are free to be wrong, so an error costs speed and no request."""
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from verdraft.spec.draft import EMPTY, Draft, Drafter, NoDrafter
 
 logger = logging.getLogger("verdraft.engine")
-
-Result = TypeVar("Result")
 
 
 class GuardedDrafter:
@@ -24,24 +21,37 @@ class GuardedDrafter:
         return isinstance(self._drafter, NoDrafter)
 
     def start(self, prompt: Sequence[int]) -> None:
-        self._guarded(lambda: self._drafter.start(prompt), None)
+        try:
+            self._drafter.start(prompt)
+        except Exception:
+            self._give_up()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self._guarded(lambda: self._drafter.extend(tokens), None)
+        try:
+            self._drafter.extend(tokens)
+        except Exception:
+            self._give_up()
 
     def clue(self) -> int:
-        return self._guarded(lambda: self._drafter.clue(), 0)
+        try:
+            return self._drafter.clue()
+        except Exception:
+            self._give_up()
+            return 0
 
     def propose(self, limit: int) -> Draft:
-        return self._guarded(lambda: self._drafter.propose(limit), EMPTY)
+        try:
+            return self._drafter.propose(limit)
+        except Exception:
+            self._give_up()
+            return EMPTY
 
     def stop(self) -> None:
-        self._guarded(lambda: self._drafter.stop(), None)
-
-    def _guarded(self, call: Callable[[], Result], otherwise: Result) -> Result:
         try:
-            return call()
+            self._drafter.stop()
         except Exception:
-            logger.exception("request %s goes on without drafts", self._request_id)
-            self._drafter = NoDrafter()
-            return otherwise
+            self._give_up()
+
+    def _give_up(self) -> None:
+        logger.exception("request %s goes on without drafts", self._request_id)
+        self._drafter = NoDrafter()

@@ -78,12 +78,14 @@ def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:
 
 def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
     """What the pass over this plan has to answer; `draws`: the device finds tokens where it can."""
-    pieces: tuple[list[Ints], list[Ints]] = [], []
-    sizes, spans, end = [0, 0], [], 0
+    found: list[int] = []
+    shown: list[int] = []
+    spans, end = [], 0
     for work in plan:
         end += work.num_tokens
-        num, drawn = rows_wanted(work), draws and can_be_drawn(work.seq)
-        pieces[not drawn].append(np.arange(end - num, end))
-        spans.append(Span(drawn, slice(sizes[drawn], sizes[drawn] + num)))
-        sizes[drawn] += num
-    return Wanted(np.concatenate([*pieces[0], *pieces[1]]), spans)
+        drawn = draws and can_be_drawn(work.seq)
+        rows = found if drawn else shown
+        begin = len(rows)
+        rows += range(end - rows_wanted(work), end)
+        spans.append(Span(drawn, slice(begin, len(rows))))
+    return Wanted(np.array(found + shown, np.int64), spans)

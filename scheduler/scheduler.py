@@ -4,6 +4,7 @@ There are no phases: a sequence owes tokens (its own and its draft's, less what 
 that debt. Prefill chunk, decode and verification are this one rule (DESIGN sections 4 and 7).
 """
 
+from array import array
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -11,6 +12,7 @@ from verdraft.scheduler.blocks import BlockPool
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
+from verdraft.spec.draft import EMPTY
 
 
 class Scheduler:
@@ -38,7 +40,7 @@ class Scheduler:
         seq.finished = True
         (self.running if seq in self.running else self.waiting).remove(seq)
         self.pool.release(seq.blocks)
-        seq.blocks = []
+        seq.blocks = array("i")
 
     def schedule(self) -> list[Work]:
         """Admit what fits, then spend the budget: decodes and their drafts first, prefill chunks with the rest, which
@@ -53,7 +55,7 @@ class Scheduler:
         decoding = [s for s in self.running if s.decoding and not s.is_full]
         drafts = (budget if len(decoding) == len(self.running) else budget // 2) - len(decoding)
         for seq in decoding:
-            if seq in self.running and budget > 0:
+            if budget > 0 and seq.decoding:  # nobody had to give way to another
                 spent = self._plan(plan, seq, 1 + max(0, drafts))
                 budget, drafts = budget - spent, drafts - spent + 1
         for seq, share in self._prefill_shares(budget):
@@ -103,7 +105,7 @@ class Scheduler:
         """Take the cached blocks of the longest known prefix, leaving at least one token to compute."""
         if seq.request.params.prompt_logprobs is None:
             limit = (len(seq.tokens) - 1) // self.config.block_size
-            seq.blocks = self.pool.match(seq.block_keys(self.config.block_size, limit))
+            seq.blocks.extend(self.pool.match(seq.block_keys(self.config.block_size, limit)))
             seq.num_remembered = len(seq.blocks)
             self.prefix_queries += limit
             self.prefix_hits += len(seq.blocks)
@@ -133,15 +135,16 @@ class Scheduler:
 
     def _plan(self, plan: list[Work], seq: Sequence, budget: int) -> int:
         """Append `seq`'s work of at most `budget` tokens if blocks can be had; returns the tokens spent."""
-        start = seq.computed[-1]
-        known = min(seq.owed, budget)
-        draft = seq.draft.trim(budget - known if known == seq.owed else 0)
-        if not self._reserve(seq, start + known, protected=plan):
-            return 0
-        spare = (len(seq.blocks) + self.pool.num_available) * self.config.block_size - start - known
-        draft = draft.trim(max(0, spare))  # a draft may use free blocks, never somebody's
+        start, owed, block_size = seq.computed[-1], seq.owed, self.config.block_size
+        known = min(owed, budget)
+        draft = seq.draft.trim(budget - known) if known == owed else EMPTY
+        if start + known + len(draft.tokens) > len(seq.blocks) * block_size:
+            if not self._reserve(seq, start + known, protected=plan):
+                return 0
+            spare = (len(seq.blocks) + self.pool.num_available) * block_size - start - known
+            draft = draft.trim(max(0, spare))  # a draft may use free blocks, never somebody's
+            self._grow(seq, start + known + len(draft.tokens))
         num_tokens = known + len(draft.tokens)
-        self._grow(seq, start + num_tokens)
         seq.roll_back(start + num_tokens)  # exits may have drafted more
         plan.append(Work(seq, start, num_tokens, draft))
         return num_tokens
@@ -156,12 +159,12 @@ class Scheduler:
         return max(0, self.config.blocks_for(num_tokens) - len(seq.blocks))
 
     def _grow(self, seq: Sequence, num_tokens: int) -> None:
-        seq.blocks += self.pool.allocate(self._missing_blocks(seq, num_tokens))
+        seq.blocks.extend(self.pool.allocate(self._missing_blocks(seq, num_tokens)))
 
     def lend(self, seq: Sequence, num_tokens: int) -> int:
         """Free blocks, never somebody's, for up to `num_tokens` tokens; returns how many tokens have room."""
         missing = self._missing_blocks(seq, num_tokens)
-        seq.blocks += self.pool.allocate(min(missing, self.pool.num_available))
+        seq.blocks.extend(self.pool.allocate(min(missing, self.pool.num_available)))
         return min(num_tokens, len(seq.blocks) * self.config.block_size)
 
     def _reserve(self, seq: Sequence, num_tokens: int, protected: list[Work]) -> bool:

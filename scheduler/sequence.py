@@ -12,6 +12,7 @@ computed[2] <------------------>|...........|           behind[1]
 """
 
 import secrets
+from array import array
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -52,7 +53,7 @@ class Sequence:
     is_argmax: bool = field(init=False)  # the likeliest token comes, whatever came before, and nobody looks at logits
     computed: list[int] = field(init=False)
     behind: list[Boundary] = field(init=False)
-    blocks: list[int] = field(default_factory=list)
+    blocks: "array[int]" = field(default_factory=lambda: array("i"))  # plain numbers, which passes copy at once
     keys: list[bytes] = field(init=False)  # keys[i + 1] is the key of block i; only committed blocks have one
     num_remembered: int = 0
     draft: Draft = EMPTY
@@ -158,7 +159,7 @@ class Sequence:
 
     def rewind(self) -> None:
         """Forget all KV: the blocks are gone, everything will be computed again (preemption by recomputation)."""
-        self.blocks = []
+        self.blocks = array("i")
         self.settle(0)
         self.num_remembered = 0
         self.draft = EMPTY
