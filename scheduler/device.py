@@ -29,8 +29,19 @@ class Computed:
 
     tokens: Tensor  # [D] int64, or draws.BAD: of the rows whose tokens the device finds
     margins: Tensor  # [D] float64, of these in rounding steps (outputs.Margins); [0] where kernels are exact
+    scores: Tensor  # [S, 1 + 2n] float64: log-probabilities (torch_logprobs.py) of the first S of these
     logits: Tensor  # [R, V] float32: of the rows whose tokens the host finds
     taps: Tensor | None  # [T, taps * hidden], to stay there
+
+    @property
+    def readable(self) -> list[Tensor]:
+        """What the host reads."""
+        return [self.tokens, self.margins, self.scores, self.logits]
+
+    def found(self, read: Seq[NDArray[Any]]) -> "Found":
+        """With these tensors on the host, in the same order."""
+        tokens, margins, scores, logits = read
+        return Found(tokens, margins, scores, logits, self.taps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,7 @@ class Found:
 
     tokens: NDArray[np.int64]
     margins: NDArray[np.float64]
+    scores: NDArray[np.float64]
     logits: Rows
     taps: Tensor | None
 
@@ -80,7 +92,7 @@ class HostDevice:
 
     def start(self, work: Callable[[], Computed]) -> Read:
         computed = work()
-        found = Found(computed.tokens.numpy(), computed.margins.numpy(), computed.logits.numpy(), computed.taps)
+        found = computed.found(self.fetch(computed.readable))
         return lambda: found
 
     def fetch(self, tensors: Seq[Tensor]) -> list[NDArray[Any]]:
@@ -103,13 +115,8 @@ class CudaDevice:
 
     def start(self, work: Callable[[], Computed]) -> Read:
         computed = work()
-        read = _on_its_way([computed.tokens, computed.margins, computed.logits])
-
-        def found() -> Found:
-            tokens, margins, logits = read()
-            return Found(tokens, margins, logits, computed.taps)
-
-        return found
+        read = _on_its_way(computed.readable)
+        return lambda: computed.found(read())
 
     def fetch(self, tensors: Seq[Tensor]) -> list[NDArray[Any]]:
         return _on_its_way(tensors)()

@@ -32,6 +32,8 @@ class HostDraws:
     penalties: Arrays = field(default_factory=list)
     edits: Arrays = field(default_factory=list)
     history: int = 0  # tokens, of all penalised rows together
+    scored: int = 0  # the first of the rows, whose log-probabilities somebody wants to see
+    top: int = 0  # of the likeliest tokens with theirs
 
     @property
     def num(self) -> int:
@@ -95,7 +97,15 @@ def draws_of_plan(drawn: Seq[Work], eos: Iterable[int]) -> HostDraws:
     """For every row of these works, in order; `eos` are the model's end tokens."""
     places = [(work.seq, ahead) for work in drawn for ahead in [0, *work.draft.depths][: rows_wanted(work)]]
     penalties, history = _penalties_of(drawn)
-    return replace(draws_of(places), penalties=penalties, edits=_edits_of(places, eos), history=history)
+    tops = [top for seq, _ in places if (top := seq.request.params.logprobs) is not None]
+    return replace(
+        draws_of(places),
+        penalties=penalties,
+        edits=_edits_of(places, eos),
+        history=history,
+        scored=len(tops),
+        top=max(tops, default=0),
+    )
 
 
 def _edits_of(places: Places, eos: Iterable[int]) -> Arrays:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ from torch import Tensor
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.constraint import UNCONSTRAINED
+
+_SCORED, _DRAWN, _ASKED = range(3)  # kinds of rows, in their order
 
 Rows = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -31,6 +34,9 @@ class Passed:
 
     tokens: Ints  # [D]: the law's, or draws.BAD
     margins: Floats  # [D]: theirs, in rounding steps (outputs.Margins); [0] where kernels are exact
+    scores: (
+        Floats  # [S, 1 + 2n]: log-probabilities (torch_logprobs.py) of the first of them, which somebody wants to see
+    )
     logits: Rows  # [R, V]
     taps: Tensor | None  # [T, taps * hidden]: work.num_tokens rows per work, in order; None without taps
     spans: Seq[Span]
@@ -38,10 +44,11 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which of a pass's rows are wanted: all that are drawn, then the others."""
+    """Which of a pass's rows are wanted: those that are drawn and scored, those only drawn, then the others."""
 
     rows: Ints  # [D + R] indices into the pass
     spans: Seq[Span]
+    drawn: Seq[Work]  # in the order of their rows
 
 
 def rows_wanted(work: Work) -> int:
@@ -65,9 +72,8 @@ def is_raw(seq: Sequence) -> bool:
 
 def can_be_drawn(seq: Sequence) -> bool:
     """Whether the device finds this request's tokens, whatever is drafted: where no grammar counts, and nobody wants to
-    see the logits."""
-    params = seq.request.params
-    return seq.request.constraint is UNCONSTRAINED and params.logprobs is params.prompt_logprobs is None
+    see log-probabilities of the prompt."""
+    return seq.request.constraint is UNCONSTRAINED and seq.request.params.prompt_logprobs is None
 
 
 def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:
@@ -78,14 +84,22 @@ def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:
 
 def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
     """What the pass over this plan has to answer; `draws`: the device finds tokens where it can."""
+    kinds = [_kind(work.seq) if draws else _ASKED for work in plan]
+    ends = list(accumulate(work.num_tokens for work in plan))
+    order = sorted(range(len(plan)), key=kinds.__getitem__)
     found: list[int] = []
     shown: list[int] = []
-    spans, end = [], 0
-    for work in plan:
-        end += work.num_tokens
-        drawn = draws and can_be_drawn(work.seq)
-        rows = found if drawn else shown
+    spans: dict[int, Span] = {}
+    for i in order:
+        rows = shown if kinds[i] == _ASKED else found
         begin = len(rows)
-        rows += range(end - rows_wanted(work), end)
-        spans.append(Span(drawn, slice(begin, len(rows))))
-    return Wanted(np.array(found + shown, np.int64), spans)
+        rows += range(ends[i] - rows_wanted(plan[i]), ends[i])
+        spans[i] = Span(kinds[i] != _ASKED, slice(begin, len(rows)))
+    drawn = [plan[i] for i in order if spans[i].drawn]
+    return Wanted(np.array(found + shown, np.int64), [spans[i] for i in range(len(plan))], drawn)
+
+
+def _kind(seq: Sequence) -> int:
+    if not can_be_drawn(seq):
+        return _ASKED
+    return _DRAWN if seq.request.params.logprobs is None else _SCORED

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
 from verdraft.kernels.draws import Sampler
+from verdraft.kernels.torch_logprobs import logprobs
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
 from verdraft.scheduler.device import Computed, Device, HostDevice
@@ -26,7 +27,8 @@ from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
 
 HOST = HostDevice()
-NO_TOKENS, NO_MARGINS = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
+NO_TOKENS = torch.empty(0, dtype=torch.int64)
+NO_MARGINS = NO_SCORES = torch.empty(0, dtype=torch.float64)
 WORTH_LEAVING_OUT = 8  # rows at the last layer: for fewer, calls of its own cost more than they save
 
 
@@ -115,8 +117,7 @@ class Runner:
         comes has ended, and take that one's tokens where the plan has UNKNOWN ones. The second of what this returns
         waits for its end."""
         wanted = order_rows(plan, self.device.sampler is not None)
-        drawn = [work for work, span in zip(plan, wanted.spans, strict=True) if span.drawn]
-        draws = draws_of_plan(drawn, self.eos) if drawn else None
+        draws = draws_of_plan(wanted.drawn, self.eos) if wanted.drawn else None
         rest = [wanted.rows, *(draws.arrays if draws else ())]
         staged = self._stage(plan, self.num_segments, rest, self._leaves_out(plan, len(wanted.rows)), behind)
         begun = Begun(plan, wanted.spans)
@@ -125,7 +126,7 @@ class Runner:
         def passed() -> Passed:
             found = read()
             self.model.check()
-            return Passed(found.tokens, found.margins, found.logits, found.taps, wanted.spans)
+            return Passed(found.tokens, found.margins, found.scores, found.logits, found.taps, wanted.spans)
 
         return begun, passed
 
@@ -140,11 +141,12 @@ class Runner:
         hidden = self.stream(rows)
         if staged.top:
             hidden, wanted = self._last_layer(hidden, staged.segments[-1].batch, staged.top, wanted)
-        tokens, margins, logits = NO_TOKENS, NO_MARGINS, self._logits(hidden, wanted)
-        if self.device.sampler and draws:
-            tokens, margins = self._draw(self.device.sampler, logits[: draws.num], draws.placed(columns))
-            logits = logits[draws.num :]
-        return Computed(tokens, margins, logits, rows[:, hidden.shape[1] :] if staged.taps else None)
+        logits, taps = self._logits(hidden, wanted), rows[:, hidden.shape[1] :] if staged.taps else None
+        if not self.device.sampler or not draws:
+            return Computed(NO_TOKENS, NO_MARGINS, NO_SCORES, logits, taps)
+        tokens, margins = self._draw(self.device.sampler, logits[: draws.num], draws.placed(columns))
+        scores = logprobs(logits[: draws.scored], tokens[: draws.scored], draws.top) if draws.scored else NO_SCORES
+        return Computed(tokens, margins, scores, logits[draws.num :], taps)
 
     def _draw(self, sampler: Sampler, logits: Tensor, placed: PlacedDraws) -> tuple[Tensor, Tensor]:
         """Tokens, and their margins (outputs.Margins) if the kernels are not exact."""

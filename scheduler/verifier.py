@@ -3,6 +3,7 @@
 Reads sequences, changes none: what it returns is applied by commit.
 """
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -120,8 +121,9 @@ class Verifier:
         array = argmax_rows(passed.logits)
         array[bad_rows(passed.logits, array)] = BAD
         best, drawn, margins = array.tolist(), passed.tokens.tolist(), passed.margins.tolist()
+        scores = passed.scores.tolist()
         return [
-            self._verify_found(work, drawn[rows], margins[rows])
+            self._verify_found(work, drawn[rows], margins[rows], scores[rows])
             if is_drawn
             else self._verify_found(work, best[rows])
             if work.seq.is_argmax
@@ -129,16 +131,20 @@ class Verifier:
             for work, (is_drawn, rows) in zip(plan, passed.spans, strict=True)
         ]
 
-    def _verify_found(self, work: Work, tokens: list[int], margins: Seq[float] = ()) -> Verified:
+    def _verify_found(
+        self, work: Work, tokens: list[int], margins: Seq[float] = (), scores: Seq[Seq[float]] = ()
+    ) -> Verified:
         """`tokens` are the law's; row i behind node i - 1 of the draft."""
         if not tokens or work.seq.finished:
             return Verified(work)
         accepted = verify(work.draft, tokens.__getitem__)
         if accepted[-1] == BAD:  # no draft goes on with it; as in _accept
             accepted = [_known(tokens[0])]
-        told = margins and not work.seq.request.params.is_filtered
-        known = [margins[row] for row in _rows(work, accepted)] if told else ()
-        return Verified(work, tuple(accepted), spoilt=BAD in tokens, margins=tuple(known))
+        params = work.seq.request.params
+        known = [margins[row] for row in _rows(work, accepted)] if margins and not params.is_filtered else ()
+        top = params.logprobs
+        seen = [_told(scores[row], top) for row in _rows(work, accepted)] if top is not None else ()
+        return Verified(work, tuple(accepted), tuple(seen), spoilt=BAD in tokens, margins=tuple(known))
 
     def _verify_one(self, work: Work, logits: Rows, best: list[int]) -> Verified:
         if work.seq.finished:  # while the pass was under way
@@ -207,6 +213,15 @@ def _score_prompt(work: Work, logits: Rows) -> tuple[TokenLogprobs, ...]:
         return ()
     targets = seq.tokens[work.start + 1 : min(work.start + work.num_tokens + 1, seq.num_prompt)]
     return tuple(_score(row, token, top) for row, token in zip(logits, targets, strict=False))
+
+
+def _told(scores: Seq[float], top: int) -> TokenLogprobs:
+    """What the device has found of a row (torch_logprobs.py)."""
+    num = (len(scores) - 1) // 2
+    if math.isnan(scores[0]):
+        raise BadLogits("a row of logits is not finite")
+    best = zip(map(int, scores[1 : num + 1]), scores[num + 1 :], strict=True)
+    return TokenLogprobs(scores[0], tuple(best)[:top])
 
 
 def _score(row: Rows, token: int, top: int) -> TokenLogprobs:

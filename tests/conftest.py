@@ -282,8 +282,7 @@ class LateDevice:
             self.pending -= 1
             computed = work()
             self.drawn, self.asked = self.drawn + len(computed.tokens), self.asked + len(computed.logits)
-            margins, logits = computed.margins.numpy(), computed.logits.numpy()
-            return Found(computed.tokens.numpy(), margins, logits, computed.taps)
+            return computed.found([tensor.numpy() for tensor in computed.readable])
 
         return read
 

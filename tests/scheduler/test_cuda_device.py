@@ -81,15 +81,16 @@ def test_results_are_read_when_they_are_there(late: LateCopies, rows: int) -> No
     """The pass behind may have begun, and overwritten what its results were made from."""
     device = CudaDevice(CPU)
     tokens, logits = torch.arange(4), torch.arange(8.0 * rows).view(rows, 8)
-    margins = tokens.double()
-    expected = tokens.tolist(), margins.tolist(), logits.tolist()
-    first = device.start(lambda: Computed(tokens, margins, logits, None))
+    margins, scores = tokens.double(), torch.arange(9.0).view(3, 3)
+    expected = [tokens.tolist(), margins.tolist(), scores.tolist(), logits.tolist()]
+    first = device.start(lambda: Computed(tokens, margins, scores, logits, None))
     tokens.fill_(-5)
     margins.fill_(-5)
+    scores.fill_(-5.0)
     logits.fill_(-5.0)
-    second = device.start(lambda: Computed(tokens[:0], margins[:0], logits, tokens))
+    second = device.start(lambda: Computed(tokens[:0], margins[:0], scores[:0], logits, tokens))
     found = first()
-    assert (found.tokens.tolist(), found.margins.tolist(), found.logits.tolist()) == expected
+    assert [one.tolist() for one in (found.tokens, found.margins, found.scores, found.logits)] == expected
     found = second()
     assert (found.tokens.size, found.logits.shape) == (0, (rows, 8))
     assert found.taps is tokens

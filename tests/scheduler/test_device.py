@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from verdraft.scheduler.device import pack
+from verdraft.scheduler.device import HostDevice, pack
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
@@ -117,3 +117,42 @@ def test_a_pass_that_came_but_is_worth_nothing_gives_no_tokens(make_engine, drai
     found = drain(engine)["a"]
     assert found.finish == "error"
     assert found.tokens == expected[:4]
+
+
+@late
+@pytest.mark.parametrize("drafted", [False, True])
+def test_logprobs_are_those_that_the_host_finds(make_engine, drain, make_request, late_device, drafted):
+    """Of requests that want some, and of their neighbours that do not, in whatever order they came."""
+
+    def logprobs(one):
+        return [told for piece in one.slices for told in piece.logprobs]
+
+    tops = [None, 3, 0, None, 20, 100]
+
+    def answers(engine, predictions):
+        for i, top in enumerate(tops):
+            fields = {"temperature": 0.9, "seed": i, "top_p": 0.9} if i == 2 else {}
+            prediction = predictions.get(str(i), ()) if drafted else ()
+            mode = "auto" if drafted else "off"
+            engine.add(
+                make_request(
+                    str(i), [*PROMPT, i], max_tokens=12, ignore_eos=True, logprobs=top,
+                    speculation=mode, prediction=prediction, **fields,
+                )
+            )  # fmt: skip
+        return drain(engine)
+
+    expected = answers(make_engine(device=HostDevice()), {})
+    device = late_device()
+    engine = make_engine(device=device)
+    found = answers(engine, {name: one.tokens for name, one in expected.items()})
+    assert device.asked == 0
+    assert (engine.counters().spec["prediction"].num_accepted_tokens > 20) is drafted
+    for i, top in enumerate(tops):
+        told, known = (one[str(i)] for one in (found, expected))
+        assert told.tokens == known.tokens
+        assert len(logprobs(told)) == (0 if top is None else 12)
+        for a, b in zip(logprobs(told), logprobs(known), strict=True):
+            assert [token for token, _ in a.top] == [token for token, _ in b.top]
+            assert [value for _, value in a.top] == pytest.approx([value for _, value in b.top], abs=1e-9)
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-9)

@@ -68,14 +68,15 @@ class Unreadable:
 
     def __init__(self) -> None:
         self.lot = np.random.default_rng(0)
-        self.sampled: list[Tensor | None] = []
+        self.sampled: set[tuple[bool, bool]] = set()
 
     def sampler(
         self, logits: Tensor, draws: Draws, token_ids: Tensor | None = None, margins: Tensor | None = None
     ) -> Tensor:
-        """The first time in full: on this device, its hundreds of small operations take long."""
-        if not any(token_ids is one for one in self.sampled):
-            self.sampled.append(token_ids)
+        """The first time of a kind in full: on this device, its hundreds of small operations take long."""
+        kind = (token_ids is None, draws.limits is None)
+        if kind not in self.sampled:
+            self.sampled.add(kind)
             law_tokens(logits, draws, token_ids, margins)
         return logits.new_empty(logits.shape[0], dtype=torch.int64)
 
@@ -86,12 +87,7 @@ class Unreadable:
 
     def start(self, work: Callable[[], Computed]) -> Callable[[], Found]:
         computed = work()
-
-        def read() -> Found:
-            tokens, margins, logits = self.fetch([computed.tokens, computed.margins, computed.logits])
-            return Found(tokens, margins, logits, computed.taps)
-
-        return read
+        return lambda: computed.found(self.fetch(computed.readable))
 
     def fetch(self, tensors: Sequence[Tensor]) -> list[np.ndarray]:
         return [self._drawn(tensor) for tensor in tensors]
@@ -149,6 +145,7 @@ def requests() -> list[Request]:
         {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1},
         {"temperature": 0.0, "min_tokens": 8, "logit_bias": {5: 1.0}, "stop_token_ids": frozenset({9})},
         {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.0, "prompt_logprobs": 1},
     ]
     return [
         Request(
