@@ -110,11 +110,6 @@ class Drafting:
         """What a request's `speculation` may ask for."""
         return ("auto", "off", "suffix", *self._arms, "hybrid")
 
-    @property
-    def waits_for_tokens(self) -> bool:
-        """Whether drafts of the next step may depend on what the pass under way will find."""
-        return any(seq.drafts for seq in self._scheduler.running)
-
     def measure(self, full: CostTable) -> None:
         """Learn what each source costs here; `full` are whole passes."""
         self.costs = full
@@ -184,6 +179,13 @@ class Drafting:
             expected = self._now.of(load + sum(len(seq.draft.tokens) for seq in decoding)) - self._host.of(load)
             self._last = Decoding(began, frozenset(seq.order for seq in decoding), expected)
 
+    def skip(self) -> None:
+        """Give nobody a draft, and take none back."""
+        self._last = None
+        for seq in self._scheduler.running:
+            seq.roll_back(seq.computed[-1])
+            seq.draft = EMPTY
+
     def _learn_host(self, decoding: list[Sequence], now: float) -> None:
         """What the step before took beside its pass, unless prompts were in it."""
         last, self._last = self._last, None
@@ -205,7 +207,7 @@ class Drafting:
         resting = self._resting(decoding)
         if self.eagle:
             self.eagle.follow(self._scheduler.running, "eagle" not in resting)
-        self._awake = [arm for arm in self._arms if arm not in resting] if self._judges(decoding) else []
+        self._awake = [arm for arm in self._arms if arm not in resting] if self.judges(decoding) else []
         if len(resting) == len(self._arms):
             self._rest = REST
             return []
@@ -214,13 +216,13 @@ class Drafting:
 
     def _resting(self, decoding: list[Sequence]) -> set[str]:
         """Arms to do without."""
-        if not self._judges(decoding):
+        if not self.judges(decoding):
             return set()
         return {arm for arm in self._arms if self._ledger.rests(kind_of(arm, len(decoding)))}
 
-    def _judges(self, decoding: list[Sequence]) -> bool:
-        """Whether what arms bring decides if they rest: not where a request asks for one by name, or where costs were
-        not measured."""
+    def judges(self, decoding: list[Sequence]) -> bool:
+        """Whether what drafts bring decides if there are any: not where a request asks for some by name, or where costs
+        were not measured."""
         named = any(self.mode(seq.request) not in ("off", "suffix", "hybrid") for seq in decoding)
         return not named and self._config.router == "payoff" and self.costs.of(1) > 0.0
 

@@ -10,7 +10,7 @@ from verdraft.kernels.chooser import choose_contenders, choose_philox
 from verdraft.model.eagle import EagleHead
 from verdraft.model.exit_head import Exits
 from verdraft.model.transformer import Transformer
-from verdraft.scheduler.ahead import as_if_committed, foreseeable
+from verdraft.scheduler.ahead import Lookahead, as_if_committed, brings_one_token, is_foreseeable
 from verdraft.scheduler.commit import Committer
 from verdraft.scheduler.config import EngineConfig
 from verdraft.scheduler.costs import measure_costs, measure_reading
@@ -73,6 +73,7 @@ class Engine:
             EagleDrafter(eagle, self._runner, law, self.scheduler) if eagle else None,
             trials,
         )
+        self._lookahead = Lookahead(self.scheduler, self.drafting)
         self._passes = Passes(self._runner, Verifier(law), self.drafting, self.totals, self.scheduler.pool)
         self._committer = Committer(self.scheduler, self.totals, config.eos_token_ids)
         self._make_drafter = drafter_factory or self.drafting.drafter
@@ -127,6 +128,7 @@ class Engine:
             leader=self._sequences.get(leader) if leader else None,
         )
         self.drafting.prepare(seq)
+        seq.is_foreseeable = is_foreseeable(seq)
         self.scheduler.add(seq)
         self._sequences[request] = seq
 
@@ -159,7 +161,10 @@ class Engine:
         return self._take_outputs()
 
     def _run(self) -> None:
-        self.drafting.draft()
+        if not self._device.overlaps or self._lookahead.waits():
+            self.drafting.draft()
+        else:
+            self.drafting.skip()
         plan = self._begin(self.scheduler.schedule())
         if plan:
             self._flights.append(self._passes.begin(plan))
@@ -168,7 +173,7 @@ class Engine:
 
     def _run_ahead(self) -> None:
         """Begin the pass behind the one under way, if what that one finds decides nothing but tokens."""
-        if not self._flights or self.drafting.waits_for_tokens or not foreseeable(self._flights[0].plan):
+        if not self._flights or self._lookahead.waits() or not brings_one_token(self._flights[0].plan):
             return
         with as_if_committed(self._flights[0].plan):
             if self.scheduler.num_unpromised >= 0:  # nobody has to give way
@@ -191,11 +196,14 @@ class Engine:
         """Wait for the pass that is under way, if one is, and commit what it found; nothing of requests that have ended
         meanwhile."""
         if not self._flights:
+            self._lookahead.pause()
             return
         flight = self._flights.popleft()
         results = [result for result in self._passes.end(flight) if not result.work.seq.finished]
         if flight.failed and self._flights:
             self._passes.drop(self._flights.popleft())
+        if self._device.overlaps:
+            self._lookahead.learn(flight, results)
         pieces = [(result.work.seq, self._commit_one(result)) for result in results]
         self._emit([(seq, piece) for seq, piece in pieces if piece is not None])
 

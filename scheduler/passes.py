@@ -32,6 +32,7 @@ class Flight:
     plan: list[Work]
     read: Callable[[], Passed]
     begun: Begun | None = None
+    is_ahead: bool = False  # begun before the one before it had ended
     failed: bool = False
 
 
@@ -53,7 +54,7 @@ class Passes:
             inject_before(plan)
             self.totals.iteration_tokens += sum(work.num_tokens for work in plan)
             begun, read = self.runner.start(plan, behind.begun if behind else None)
-            return Flight(plan, read, begun)
+            return Flight(plan, read, begun, is_ahead=behind is not None)
         except Exception as error:
             return Flight(plan, partial(_fail, error))
 

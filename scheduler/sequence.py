@@ -66,6 +66,7 @@ class Sequence:
     hindsight: Hindsight = field(default_factory=Hindsight)  # what became of suffix drafts
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int | None = None
+    is_foreseeable: bool = False  # its passes may be planned before the one before has ended
     finished: bool = False
     fault_fired: bool = False
     scheduled_at: float | None = None

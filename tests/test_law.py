@@ -28,6 +28,7 @@ from verdraft.scheduler.estimates import Estimates
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Mode, Request, Router
 from verdraft.spec.draft import Drafter, NoDrafter
+from verdraft.spec.patience import Patience
 from verdraft.spec.predictor import new_predictor
 from verdraft.spec.spending import CostTable
 
@@ -296,6 +297,39 @@ def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path,
             assert run(engine, jobs, "hybrid mixed", answers, late) == answers, cache
         drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
         assert engine.counters().predictor.num_states > 20
+    assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 10
+
+
+class Fickle(Patience):
+    """Drafts now and then, whatever that brings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(1)
+
+    def waits(self, load: int) -> bool:
+        return self.random.random() < 0.4
+
+
+@pytest.mark.parametrize("device", ["late"], indirect=True)
+def test_drafts_between_passes_that_wait_for_none_keep_the_law(
+    device: Any, bigram_path: Path, first_layer_eagle: Any
+) -> None:
+    """A pass that takes its tokens from the one before it, behind passes with windows, trees and features, and before
+    others."""
+    model = load(bigram_path)
+    jobs = jobs_for(model.config.vocab_size, 40, 24)
+    answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
+    drafted: Counter[str] = Counter()
+    for late, chunk, blocks in [(0, 512, LARGE_POOL), (2, 24, TINY_POOL)]:
+        eagle, exits = first_layer_eagle(bigram_path, model), own_exits(model, (1, 2))
+        engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, device=device)
+        engine.drafting.costs = CostTable((1, 32), (1.0, 1.2))
+        engine._lookahead._patience = Fickle()
+        for cache in ("cold", "warm"):
+            assert run(engine, jobs, "hybrid", answers, late) == answers, cache
+        drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
+    assert device.ahead > 20
     assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 10
 
 

@@ -10,6 +10,8 @@ from hypothesis.stateful import HealthCheck
 
 from verdraft.scheduler.device import HostDevice
 from verdraft.scheduler.request import Fault
+from verdraft.spec.patience import Patience
+from verdraft.spec.spending import CostTable
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
@@ -133,6 +135,17 @@ def test_a_pass_ahead_of_one_that_fails_counts_for_nothing(make_engine, drain, m
         assert left[0] < 0
 
 
+class Fickle(Patience):
+    """Drafts now and then, whatever that brings."""
+
+    def __init__(self, rnd):
+        super().__init__()
+        self.rnd = rnd
+
+    def waits(self, load):
+        return self.rnd.random() < 0.4
+
+
 @late
 @some
 @given(st.integers(0, 10**6))
@@ -144,9 +157,10 @@ def test_any_traffic_gets_what_each_request_gets_alone(make_engine, drain, make_
         num_blocks=rnd.choice([11, 14, 64]),
         max_batch_tokens=rnd.choice([8, 9, 32]),
         max_num_seqs=rnd.choice([2, 4]),
-        device=None,
     )
     watch(engine, model)
+    engine.drafting.costs = CostTable((1, 32), (1.0, 1.2))
+    engine._lookahead._patience = Fickle(rnd)
     requests, found, left = {}, {}, set()
     for i in range(8):
         prompt = [rnd.randrange(1, 40) for _ in range(rnd.randint(1, 20))]
@@ -156,7 +170,7 @@ def test_any_traffic_gets_what_each_request_gets_alone(make_engine, drain, make_
         faults = [Fault(kind=kind, after_tokens=rnd.randint(0, 4)) for kind in ("preempt", "nan")]
         fault = rnd.choice([None] * 4 + faults)
         expected = answer_of(make_engine, drain, make_request, prompt, **fields)
-        mode = rnd.choice(["off"] * 5 + ["suffix"])
+        mode = rnd.choice(["off"] * 3 + ["hybrid"] * 2 + ["suffix"])
         request = make_request(f"r{i}", prompt, speculation=mode, fault=fault, **fields)
         requests[request.id], found[request.id] = (request, expected), []
         engine.add(request)

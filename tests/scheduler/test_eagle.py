@@ -234,6 +234,7 @@ def test_no_draft_takes_what_others_owe(make_engine, drain, make_request, hash_m
     assert not prefills
 
 
+@pytest.mark.parametrize("make_engine", ["host"], indirect=True)  # whose steps always draft
 @pytest.mark.parametrize("agreement", [0.0, 1.0])
 def test_a_sequence_is_followed_only_while_its_head_may_pay(
     make_engine, drain, make_request, hash_model, eagle_of, agreement
