@@ -142,20 +142,23 @@ class Drafting:
         """Give every decoding sequence a draft: nobody's, a free source's or a model's, as long as pays."""
         running, began = self._scheduler.running, time.perf_counter()
         decoding = [seq for seq in running if seq.decoding]
+        load = len(decoding)
         self._learn_host(decoding, began)
         for seq in decoding:
             seq.roll_back(seq.computed[-1])  # from a draft for which the last step had no room
-        budget = self._config.max_batch_tokens
-        if len(decoding) < len(running):
-            budget //= 2  # the other half is for those that are still prefilled
-        share = budget // max(1, len(decoding)) - 1
-        lengths, load = [len(seq.tokens) for seq in decoding], len(decoding)
-        self._now = self.reading.costs(self.costs, lengths, self._host.of(load))
-        # The pass itself yields one token, so a draft needs at most one less than what may still come.
-        rooms = [max(0, min(share, seq.max_len - num - 1)) for seq, num in zip(decoding, lengths, strict=True)]
+        self._now = self.reading.costs(self.costs, [len(seq.tokens) for seq in decoding], self._host.of(load))
+        self._trials.earn()
+        uses_model = any(seq.drafts for seq in decoding) and self._draft(decoding)
+        if load == len(running) and not uses_model and self.costs.of(1) > 0.0:
+            expected = self._now.of(load + sum(len(seq.draft.tokens) for seq in decoding)) - self._host.of(load)
+            self._last = Decoding(began, frozenset(seq.order for seq in decoding), expected)
+
+    def _draft(self, decoding: list[Sequence]) -> bool:
+        """Whether a model drafts."""
+        rooms = self._rooms(decoding)
         asked: dict[int, Asked] = {}
         proposed = [
-            EMPTY if seq.drafter.is_silent else self._ask(i, seq, rooms[i], load, asked)
+            EMPTY if seq.drafter.is_silent else self._ask(i, seq, rooms[i], len(decoding), asked)
             for i, seq in enumerate(decoding)
         ]
         free, means = self._judge(decoding, proposed, asked)
@@ -167,7 +170,6 @@ class Drafting:
         if any(offer.arm.hopes for offer in offers) and self._config.router == "payoff" and not _uses_model(plan):
             self._rest = REST
         self._learn_asking(asked, free, plan)
-        self._trials.earn()
         for seq, draft, route in zip(decoding, free, plan.routes, strict=True):
             is_own = draft.tokens and route.arm is None
             seq.draft = draft.trim(max(route.length, draft.least)) if is_own else EMPTY
@@ -175,9 +177,16 @@ class Drafting:
         if _uses_model(plan):
             self._let_draft(offers, decoding, plan, without)
         self.exits.prune(decoding)
-        if load == len(running) and not _uses_model(plan) and self.costs.of(1) > 0.0:
-            expected = self._now.of(load + sum(len(seq.draft.tokens) for seq in decoding)) - self._host.of(load)
-            self._last = Decoding(began, frozenset(seq.order for seq in decoding), expected)
+        return _uses_model(plan)
+
+    def _rooms(self, decoding: list[Sequence]) -> list[int]:
+        """Tokens that each one's draft may have."""
+        budget = self._config.max_batch_tokens
+        if len(decoding) < len(self._scheduler.running):
+            budget //= 2  # the other half is for those that are still prefilled
+        share = budget // len(decoding) - 1
+        # The pass itself yields one token, so a draft needs at most one less than what may still come.
+        return [max(0, min(share, seq.max_len - len(seq.tokens) - 1)) for seq in decoding]
 
     def skip(self) -> None:
         """Give nobody a draft, and take none back."""

@@ -28,7 +28,7 @@ class Work(NamedTuple):
     @property
     def yields(self) -> bool:
         """The pass reaches the newest known token, so its logits decide the next one."""
-        return self.end - len(self.draft.tokens) == len(self.seq.tokens)
+        return self.start + self.num_tokens - len(self.draft.tokens) == len(self.seq.tokens)
 
     @property
     def plain(self) -> "Work":
@@ -38,5 +38,7 @@ class Work(NamedTuple):
     @property
     def unread(self) -> list[int]:
         """The tokens that the first segment has not computed: known ones, then drafted ones."""
-        first, known = self.seq.computed[0], self.end - len(self.draft.tokens)
-        return [*self.seq.tokens[first:known], *self.draft.tokens[max(0, first - known) :]]
+        first, drafted = self.seq.computed[0], self.draft.tokens
+        known = self.end - len(drafted)
+        tokens = self.seq.tokens[first:known]
+        return [*tokens, *drafted[max(0, first - known) :]] if drafted else tokens

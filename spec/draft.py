@@ -30,12 +30,8 @@ class Draft(NamedTuple):
         """The first `limit` tokens; parents come before their children, so these are a chain or a tree too."""
         if limit >= len(self.tokens) and self.least <= limit:
             return self
-        return self._replace(
-            tokens=self.tokens[:limit],
-            probs=self.probs[:limit],
-            parents=self.parents[:limit],
-            least=min(self.least, limit),
-        )
+        tokens, probs, parents = self.tokens[:limit], self.probs[:limit], self.parents[:limit]
+        return Draft(tokens, self.source, probs, self.match_len, parents, min(self.least, limit))
 
     @property
     def depths(self) -> list[int]:
@@ -48,7 +44,7 @@ class Draft(NamedTuple):
     def child(self, node: int, token: int) -> int | None:
         """The node that continues `node` (-1: the committed text) with `token`."""
         if not self.parents:
-            return node + 1 if self.tokens[node + 1 : node + 2] == (token,) else None
+            return node + 1 if node + 1 < len(self.tokens) and self.tokens[node + 1] == token else None
         found = (i for i in range(node + 1, len(self.tokens)) if self.parents[i] == node and self.tokens[i] == token)
         return next(found, None)
 
