@@ -25,7 +25,7 @@ from verdraft.kernels.chooser import choose_kernels, choose_sampler
 from verdraft.kernels.draws import Sampler
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
-from verdraft.scheduler.device import Computed, HostDevice, Read
+from verdraft.scheduler.device import Computed, Device, HostDevice, Read
 from verdraft.scheduler.engine import Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Mode, Request
@@ -67,7 +67,7 @@ class Spent:
     tokens: int  # committed
 
 
-def busy_engine(model: Transformer, mode: Mode, streams: int, device: Stopwatch) -> Engine:
+def busy_engine(model: Transformer, mode: Mode, streams: int, device: Device) -> Engine:
     """All streams decode, and have for some steps."""
     page, limit = model.kernels.page_size, PROMPT + OUTPUT
     config = EngineConfig(
