@@ -9,6 +9,7 @@ from torch import Tensor
 from verdraft.kernels.sampling import HUGE
 
 BAD: Final = -1  # instead of a token: the row holds NaN or infinity, or leaves nothing to choose from
+UNSURE: Final = -2  # or a mask that the device does not know may leave other tokens than the filters kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Draws:
     seeds: Tensor  # [R] int64
     choices: Tensor  # [R] int64
     positions: Tensor  # [R] int64: OUTPUT positions
-    limits: Tensor | None = None  # [R, 3] float64: top_k, 0: off; top_p, 1: off; the least score, -infinity: off
+    limits: Tensor | None = None  # [R, 4] float64: top_k, 0: off; top_p, 1: off; the least score, -infinity: off;
+    # and whether only a token counts that is kept under every mask which allows it: if that wins among all
     most: int = 0  # the largest top_k of any row that has a top_p, too
 
 
@@ -82,7 +84,7 @@ class Sampler(Protocol):
     def __call__(
         self, logits: Tensor, draws: Draws, token_ids: Tensor | None = None, margins: Tensor | None = None
     ) -> Tensor:
-        """Tokens [R] int64 of logits [R, C], of equals the lowest; BAD where there is none.
+        """Tokens [R] int64 of logits [R, C], of equals the lowest; BAD or UNSURE where there is none.
 
         Column c belongs to token c, or with `token_ids` [C] int64, ascending, to that one of a reduced vocabulary: its
         noise is the token's own. `margins` [R] float64 take by how much the token's logit might have been lower before

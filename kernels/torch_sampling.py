@@ -6,7 +6,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from verdraft.kernels.draws import BAD, Draws, weight_of_one
+from verdraft.kernels.draws import BAD, UNSURE, Draws, weight_of_one
 
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85  # of Philox4x32-10, as in noise.py
 _LOW: Final = 0xFFFFFFFF
@@ -22,25 +22,31 @@ def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None, ma
     noisy = (draws.temperatures > 0.0)[:, None]
     heat = draws.temperatures[:, None].where(noisy, 1.0)
     scores /= heat
-    if draws.limits is not None:
-        scores = scores.where(_kept(scores, draws.limits), -torch.inf)
+    kept = None if draws.limits is None else _kept(scores, draws.limits)
     scores = torch.where(noisy, scores + _gumbel(noise_words(draws, columns)), scores)
+    if kept is not None and draws.limits is not None:
+        scores = scores.where(kept | (draws.limits[:, 3:] > 0.0), -torch.inf)
     best = scores.argmax(1, keepdim=True)
     if margins is not None:
         others = scores.scatter(1, best, -torch.inf).amax(1, keepdim=True)
         margins.copy_(((scores.gather(1, best) - others) * heat)[:, 0])
-    return columns[best[:, 0]].where(fine[:, 0], BAD)
+    tokens = columns[best] if kept is None else columns[best].where(kept.gather(1, best), UNSURE)
+    return tokens.where(fine, BAD)[:, 0]
 
 
-def _kept(scores: Tensor, limits: Tensor) -> Tensor:  # [R, C], [R, 3] -> [R, C]
-    """Which tokens the limits keep; all three keep a beginning of the ranking."""
+def _kept(scores: Tensor, limits: Tensor) -> Tensor:  # [R, C], [R, 4] -> [R, C]
+    """Which tokens the limits keep; all three keep a beginning of the ranking.
+
+    Under a mask, fewer tokens rank before one that it allows, and all together weigh at least what these and itself do.
+    """
     ranked, order = scores.sort(dim=1, descending=True, stable=True)
-    top_k, top_p, least = limits.T[:, :, None]
+    top_k, top_p, least, masked = limits.T[:, :, None]
     rank = torch.arange(scores.shape[1], device=scores.device)
     kept = (top_k == 0.0) | (rank < top_k)
     mass = weights_of(ranked, scores.shape[1]).where(kept, 0)
     before = mass.cumsum(1) - mass
-    kept &= (top_p == 1.0) | (before < top_p * mass.sum(1, keepdim=True)) | (rank == 0)
+    total = torch.where(masked > 0.0, before + mass, mass.sum(1, keepdim=True))
+    kept &= (top_p == 1.0) | (before < top_p * total) | (rank == 0)
     return torch.empty_like(kept).scatter_(1, order, kept & (ranked >= least))
 
 

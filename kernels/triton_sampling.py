@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from verdraft.kernels.draws import BAD, Draws, weight_of_one
+from verdraft.kernels.draws import BAD, UNSURE, Draws, weight_of_one
 from verdraft.kernels.torch_sampling import weights_of
 
 _BLOCK: Final = 2048  # columns of one program
@@ -47,7 +47,7 @@ def law_tokens(logits: Tensor, draws: Draws, token_ids: Tensor | None = None, ma
         if draws.limits is not None:
             mass = _mass_of_likeliest(logits, row[2], draws) if draws.most else found
             one = weight_of_one(columns)
-            _best_kept[(rows,)](*row, draws.limits, mass, found, one, *shape, num_warps=16, **kind)
+            _best_kept[(rows,)](*row, draws.limits, mass, found, one, *shape, NEITHER=UNSURE, num_warps=16, **kind)
     return found if token_ids is None else token_ids[found].where(fine, BAD)
 
 
@@ -95,22 +95,27 @@ def _best_of_row(best, second, where, temperatures, found, margins, blocks, BLOC
 @triton.jit
 def _best_kept(
     logits, token_ids, highest, temperatures, seeds, choices, positions, limits, masses, found, one, columns, stride,
-    BLOCK: tl.constexpr, REDUCED: tl.constexpr,
+    NEITHER: tl.constexpr, BLOCK: tl.constexpr, REDUCED: tl.constexpr,
 ):  # fmt: skip
     """What a row has found, if its limits keep that; else they keep nothing behind it in the ranking either, and the
-    best before it is the next to be looked at. The first of the ranking is always kept."""
+    best before it is the next to be looked at, or there is NEITHER. The first of the ranking is always kept."""
     row = tl.program_id(0).to(tl.int64)
-    top_k, top_p, least = tl.load(limits + 3 * row), tl.load(limits + 3 * row + 1), tl.load(limits + 3 * row + 2)
+    top_k, top_p, least = tl.load(limits + 4 * row), tl.load(limits + 4 * row + 1), tl.load(limits + 4 * row + 2)
+    masked = tl.load(limits + 4 * row + 3) > 0.0
     column, high, temperature = tl.load(found + row), tl.load(highest + row), tl.load(temperatures + row)
     looking = (column >= 0) & ((top_k > 0.0) | (top_p < 1.0) | (least > float("-inf")))
     while looking:
         score = (tl.load(logits + row * stride + column).to(tl.float64) - high) / temperature
         rank, before, mass = _rank(logits + row * stride, high, temperature, score, column, one, columns, BLOCK)
-        mass = tl.where(top_k > 0.0, tl.load(masses + row), mass)
+        weight = (tl.exp(score) * one + 0.5).to(tl.int64)
+        mass = tl.where(masked, before + weight, tl.where(top_k > 0.0, tl.load(masses + row), mass))
         kept = ((top_k == 0.0) | (rank < top_k)) & (score >= least)
         kept = kept & ((top_p == 1.0) | (before.to(tl.float64) < top_p * mass.to(tl.float64)))
         looking = (rank > 0) & (kept == 0)
-        if looking:
+        if looking & masked:
+            column = column * 0 + NEITHER
+            looking = looking & (masked == 0)
+        elif looking:
             column = _best_before(
                 logits + row * stride, token_ids, high, temperature, tl.load(seeds + row), tl.load(choices + row),
                 tl.load(positions + row), score, column, columns, BLOCK, REDUCED,

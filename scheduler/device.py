@@ -32,6 +32,7 @@ class Computed:
     scores: Tensor  # [S, 1 + 2n] float64: log-probabilities (torch_logprobs.py) of the first S of these
     logits: Tensor  # [R, V] float32: of the rows whose tokens the host finds
     taps: Tensor | None  # [T, taps * hidden], to stay there
+    held: Tensor | None = None  # [D, V] float32: of the rows whose tokens the device finds, where the host may ask
 
     @property
     def readable(self) -> list[Tensor]:
@@ -41,7 +42,7 @@ class Computed:
     def found(self, read: Seq[NDArray[Any]]) -> "Found":
         """With these tensors on the host, in the same order."""
         tokens, margins, scores, logits = read
-        return Found(tokens, margins, scores, logits, self.taps)
+        return Found(tokens, margins, scores, logits, self.taps, self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Found:
     scores: NDArray[np.float64]
     logits: Rows
     taps: Tensor | None
+    held: Tensor | None
 
 
 Read = Callable[[], Found]  # waits; raises what went wrong meanwhile

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from verdraft.kernels.draws import Draws, Edits, Penalties
 from verdraft.scheduler.batches import Arrays
-from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.passed import banned, rows_wanted
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
+from verdraft.spec.constraint import UNCONSTRAINED
 from verdraft.spec.draft import Draft
 
 Places = Seq[tuple[Sequence, int]]  # behind the committed tokens and so many drafted ones
@@ -34,6 +34,7 @@ class HostDraws:
     history: int = 0  # tokens, of all penalised rows together
     scored: int = 0  # the first of the rows, whose log-probabilities somebody wants to see
     top: int = 0  # of the likeliest tokens with theirs
+    held: bool = False  # whether the host may ask for a row
 
     @property
     def num(self) -> int:
@@ -83,14 +84,16 @@ def draws_of(places: Places) -> HostDraws:
         np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
     ]
     if any(one.is_filtered for one in params):
-        columns.append(np.array([_limits(one) for one in params]))
+        columns.append(np.array([_limits(seq) for seq, _ in places]))
     return HostDraws(columns, max((one.top_k for one in params if one.is_filtered and one.top_p < 1.0), default=0))
 
 
-def _limits(params: SamplingParams) -> tuple[float, float, float]:
+def _limits(seq: Sequence) -> tuple[float, float, float, float]:
+    params = seq.request.params
     if not params.is_filtered:
-        return 0.0, 1.0, -math.inf
-    return params.top_k, params.top_p, math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+        return 0.0, 1.0, -math.inf, 0.0
+    least = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    return params.top_k, params.top_p, least, seq.request.constraint is not UNCONSTRAINED
 
 
 def draws_of_plan(drawn: Seq[Work], eos: Iterable[int]) -> HostDraws:
@@ -105,6 +108,7 @@ def draws_of_plan(drawn: Seq[Work], eos: Iterable[int]) -> HostDraws:
         history=history,
         scored=len(tops),
         top=max(tops, default=0),
+        held=any(work.seq.request.constraint is not UNCONSTRAINED for work in drawn),
     )
 
 

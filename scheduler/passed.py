@@ -1,6 +1,6 @@
 """What a pass is asked for and what it answers: rows of logits, or tokens where the device can tell them by itself."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
@@ -32,7 +32,7 @@ class Span(NamedTuple):
 class Passed:
     """What came out of a pass; a span for every work of the plan, and for each rows_wanted(work) answers."""
 
-    tokens: Ints  # [D]: the law's, or draws.BAD
+    tokens: Ints  # [D]: the law's, where no grammar counts; or draws.BAD, draws.UNSURE
     margins: Floats  # [D]: theirs, in rounding steps (outputs.Margins); [0] where kernels are exact
     scores: (
         Floats  # [S, 1 + 2n]: log-probabilities (torch_logprobs.py) of the first of them, which somebody wants to see
@@ -40,6 +40,7 @@ class Passed:
     logits: Rows  # [R, V]
     taps: Tensor | None  # [T, taps * hidden]: work.num_tokens rows per work, in order; None without taps
     spans: Seq[Span]
+    row: Callable[[int, int], Rows]  # logits [V] of token first + i, where a grammar counts; waits for the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,9 @@ def is_raw(seq: Sequence) -> bool:
 
 
 def can_be_drawn(seq: Sequence) -> bool:
-    """Whether the device finds this request's tokens, whatever is drafted: where no grammar counts, and nobody wants to
-    see log-probabilities of the prompt."""
-    return seq.request.constraint is UNCONSTRAINED and seq.request.params.prompt_logprobs is None
+    """Whether the device finds this request's tokens, whatever is drafted: where nobody wants to see the prompt's
+    log-probabilities."""
+    return seq.request.params.prompt_logprobs is None
 
 
 def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:

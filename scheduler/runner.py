@@ -19,9 +19,9 @@ from verdraft.kernels.draws import Sampler
 from verdraft.kernels.torch_logprobs import logprobs
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
-from verdraft.scheduler.device import Computed, Device, HostDevice
+from verdraft.scheduler.device import Computed, Device, Found, HostDevice
 from verdraft.scheduler.drawing import HostDraws, PlacedDraws, draws_of_plan
-from verdraft.scheduler.passed import Ints, Passed, Span, order_rows, rows_wanted
+from verdraft.scheduler.passed import Ints, Passed, Rows, Span, order_rows, rows_wanted
 from verdraft.scheduler.plan import UNKNOWN, Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.scheduler.verifier import Verified
@@ -126,7 +126,8 @@ class Runner:
         def passed() -> Passed:
             found = read()
             self.model.check()
-            return Passed(found.tokens, found.margins, found.scores, found.logits, found.taps, wanted.spans)
+            row = partial(self._row, found)
+            return Passed(found.tokens, found.margins, found.scores, found.logits, found.taps, wanted.spans, row)
 
         return begun, passed
 
@@ -146,7 +147,13 @@ class Runner:
             return Computed(NO_TOKENS, NO_MARGINS, NO_SCORES, logits, taps)
         tokens, margins = self._draw(self.device.sampler, logits[: draws.num], draws.placed(columns))
         scores = logprobs(logits[: draws.scored], tokens[: draws.scored], draws.top) if draws.scored else NO_SCORES
-        return Computed(tokens, margins, scores, logits[draws.num :], taps)
+        held = logits[: draws.num] if draws.held else None
+        return Computed(tokens, margins, scores, logits[draws.num :], taps, held)
+
+    def _row(self, found: Found, first: int, i: int) -> Rows:
+        assert found.held is not None
+        (row,) = self.device.fetch([found.held[first + i]])
+        return row
 
     def _draw(self, sampler: Sampler, logits: Tensor, placed: PlacedDraws) -> tuple[Tensor, Tensor]:
         """Tokens, and their margins (outputs.Margins) if the kernels are not exact."""

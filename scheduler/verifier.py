@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from verdraft.kernels.draws import BAD
+from verdraft.kernels.draws import BAD, UNSURE
 from verdraft.kernels.noise import Contenders, IntArray, Noise, PhiloxBlocks
 from verdraft.kernels.sampling import (
     AllTokensMasked,
@@ -89,6 +90,13 @@ class Law:
             return best
         return choose_token(row(), params, seq.history, *self._rest(seq, ahead, banned))
 
+    def allowed_token(self, seq: Sequence, ahead: int, found: int, row: Callable[[], Rows]) -> int:
+        """The same, where `found` wins among the tokens that a grammar would allow and others, or is UNSURE: what wins
+        among more wins among fewer, if it is one of them. Raises NO_TOKEN."""
+        if found != UNSURE and seq.request.constraint.allows(found):
+            return found
+        return choose_token(row(), seq.request.params, seq.history, *self._rest(seq, ahead, self.banned(seq, ahead)))
+
     def leaves_raw(self, seq: Sequence, ahead: int) -> bool:
         """Whether nothing is banned, masked, penalised or biased behind the committed tokens and `ahead` more."""
         params = seq.request.params
@@ -124,6 +132,8 @@ class Verifier:
         scores = passed.scores.tolist()
         return [
             self._verify_found(work, drawn[rows], margins[rows], scores[rows])
+            if is_drawn and work.seq.request.constraint is UNCONSTRAINED
+            else self._verify_allowed(work, drawn[rows], scores[rows], partial(passed.row, rows.start))
             if is_drawn
             else self._verify_found(work, best[rows])
             if work.seq.is_argmax
@@ -138,13 +148,31 @@ class Verifier:
         if not tokens or work.seq.finished:
             return Verified(work)
         accepted = verify(work.draft, tokens.__getitem__)
-        if accepted[-1] == BAD:  # no draft goes on with it; as in _accept
+        if accepted[-1] == BAD:  # no draft goes on with it; as in _accepted
             accepted = [_known(tokens[0])]
         params = work.seq.request.params
         known = [margins[row] for row in _rows(work, accepted)] if margins and not params.is_filtered else ()
         top = params.logprobs
         seen = [_told(scores[row], top) for row in _rows(work, accepted)] if top is not None else ()
         return Verified(work, tuple(accepted), tuple(seen), spoilt=BAD in tokens, margins=tuple(known))
+
+    def _verify_allowed(
+        self, work: Work, tokens: list[int], scores: Seq[Seq[float]], row: Callable[[int], Rows]
+    ) -> Verified:
+        """`tokens` would be the law's without a grammar; where they are not, row(i) is asked for. Nobody knows margins:
+        what comes second may not be allowed."""
+        if not tokens or work.seq.finished:
+            return Verified(work)
+        row, top = cache(row), work.seq.request.params.logprobs
+        accepted = _accepted(
+            work, lambda i, ahead: self.law.allowed_token(work.seq, ahead, _known(tokens[i]), partial(row, i))
+        )
+        seen = [
+            _told(scores[i], top) if token == tokens[i] else _score(row(i), token, top)
+            for i, token in zip(_rows(work, accepted), accepted, strict=True)
+            if top is not None
+        ]
+        return Verified(work, tuple(accepted), tuple(seen), spoilt=BAD in tokens)
 
     def _verify_one(self, work: Work, logits: Rows, best: list[int]) -> Verified:
         if work.seq.finished:  # while the pass was under way
@@ -153,20 +181,19 @@ class Verifier:
         if not work.yields or not generates(work.seq):
             return Verified(work, prompt_logprobs=scored)
         num = len(work.draft.tokens) + 1
-        tokens = self._accept(work, logits[-num:], best[-num:])
-        return Verified(work, tuple(tokens), _score_output(work, logits[-num:], tokens), scored, BAD in best)
+        logits, firsts = (
+            logits[-num:],
+            best[-num:],
+        )  # row i belongs to node i - 1 of the draft, row 0 to the last known token
+        tokens = _accepted(work, lambda i, ahead: self.law.token(work.seq, ahead, _known(firsts[i]), lambda: logits[i]))
+        return Verified(work, tuple(tokens), _score_output(work, logits, tokens), scored, BAD in best)
 
-    def _accept(self, work: Work, logits: Rows, best: list[int]) -> list[int]:
-        """Row i of `logits` belongs to node i - 1 of the draft, row 0 to the last known token."""
-        seq = work.seq
 
-        def target(i: int, ahead: int) -> int:
-            return self.law.token(seq, ahead, _known(best[i]), lambda: logits[i])
-
-        try:
-            return accept(seq, work.draft, target)
-        except NO_TOKEN:  # perhaps behind an end that commit has yet to find: the draft must not matter
-            return accept(seq, EMPTY, target)
+def _accepted(work: Work, target: Callable[[int, int], int]) -> list[int]:
+    try:
+        return accept(work.seq, work.draft, target)
+    except NO_TOKEN:  # perhaps behind an end that commit has yet to find: the draft must not matter
+        return accept(work.seq, EMPTY, target)
 
 
 def _known(token: int) -> int:

@@ -15,6 +15,7 @@ from verdraft.model.exit_head import Exits, own_exits
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
+from verdraft.scheduler.device import Device, HostDevice
 from verdraft.scheduler.engine import NO_EXITS, DrafterFactory, Engine
 from verdraft.scheduler.params import SamplingParams
 from verdraft.scheduler.request import Request
@@ -41,11 +42,13 @@ def job(i: int) -> tuple[list[int], SamplingParams, dict[str, Any]]:
     params = SamplingParams(
         temperature=0.0 if i % 2 else 0.9,
         top_p=0.95 if i == 4 else 1.0,
+        top_k=9 if i in (2, 4) else 0,
         repetition_penalty=1.1 if i == 3 else 1.0,
         logit_bias=dict.fromkeys(range(60), -100.0) if i == 1 else {},
         min_tokens=12 if i == 2 else 0,
         ignore_eos=i == 5,
         seed=i,
+        logprobs=3 if i in (1, 4) else None,
         max_tokens=48,
     )
     return [30 + i, *range(40, 60 + 2 * i)], params, SCHEMAS[i % 2]
@@ -59,6 +62,7 @@ def run(
     answers: Sequence[Sequence[int]],
     late: int,
     drafters: DrafterFactory | None = None,
+    device: Device | None = None,
 ) -> list[list[int]]:
     """All jobs, every `late` steps one more; 0: one after the other. In turns with two: cold and warm caches."""
     config = EngineConfig(
@@ -68,7 +72,7 @@ def run(
         max_batch_tokens=48,
         eos_token_ids=frozenset({0}),
     )
-    engine = Engine(model, config, drafters, exits=exits)
+    engine = Engine(model, config, drafters, exits=exits, device=device)
     outputs: dict[str, list[int]] = {}
     pending = [(turn, i) for turn in "ab" for i in range(NUM_JOBS)]
     for step in itertools.count():
@@ -96,15 +100,33 @@ def run(
     return [outputs[f"a{i}"] for i in range(NUM_JOBS)]
 
 
+@pytest.fixture(params=["host", "late"])
+def device(request: pytest.FixtureRequest, late_device: Any) -> Device:
+    """The CPU, and the CPU as a GPU that knows no grammar."""
+    device: Device = HostDevice() if request.param == "host" else late_device()
+    return device
+
+
 DRAFTS = [("off", 2), ("suffix", 0), ("auto", 2), ("prediction", 2)]
 EXITS = [("early_exit", 0), ("hispec", 2), ("prediction", 2)]
 
 
 @pytest.mark.parametrize(
-    ("path", "settings"), [("tiny_llama_path", DRAFTS), ("tiny_qwen3_path", DRAFTS), ("deep_agreeing_path", EXITS)]
+    ("path", "settings", "device"),
+    [
+        ("tiny_llama_path", DRAFTS, "host"),
+        ("tiny_qwen3_path", DRAFTS, "late"),
+        ("deep_agreeing_path", EXITS, "host"),
+        ("deep_agreeing_path", EXITS, "late"),
+    ],
+    indirect=["device"],
 )
 def test_grammars_keep_the_law(
-    path: str, settings: list[tuple[str, int]], wide_json_vocabulary: Any, request: pytest.FixtureRequest
+    path: str,
+    settings: list[tuple[str, int]],
+    device: Device,
+    wide_json_vocabulary: Any,
+    request: pytest.FixtureRequest,
 ) -> None:
     cpu = torch.device("cpu")
     kernels = choose_kernels("cpu", cpu, torch.float32, "none")
@@ -116,10 +138,13 @@ def test_grammars_keep_the_law(
     for i in whole:
         jsonschema.validate(json.loads(wide_json_vocabulary.text(answers[i])), SCHEMAS[i % 2])
     for mode, late in settings:
-        assert run(model, exits, wide_json_vocabulary, mode, answers, late) == answers, f"{mode=} {late=}"
+        found = run(model, exits, wide_json_vocabulary, mode, answers, late, device=device)
+        assert found == answers, f"{mode=} {late=}"
 
 
-def test_trees_in_a_grammar_keep_the_law(tiny_llama_path: Path, wide_json_vocabulary: Any, scripted_trees: Any) -> None:
+def test_trees_in_a_grammar_keep_the_law(
+    device: Device, tiny_llama_path: Path, wide_json_vocabulary: Any, scripted_trees: Any
+) -> None:
     cpu = torch.device("cpu")
     model = load_model(tiny_llama_path, choose_kernels("cpu", cpu, torch.float32, "none"), torch.float32, cpu)
     answers = run(model, NO_EXITS, wide_json_vocabulary, "off", (), late=0)
@@ -128,4 +153,4 @@ def test_trees_in_a_grammar_keep_the_law(tiny_llama_path: Path, wide_json_vocabu
         drafter: Drafter = scripted_trees(answers[int(request.id[1:])], 0.2, request.id[0] == "a", 320)
         return drafter
 
-    assert run(model, NO_EXITS, wide_json_vocabulary, "suffix", answers, 2, drafter) == answers
+    assert run(model, NO_EXITS, wide_json_vocabulary, "suffix", answers, 2, drafter, device) == answers

@@ -37,7 +37,7 @@ def kernels(dtype: str) -> Iterator[tuple[Any, str, Constants]]:
         best = f"{logits} {row} *fp64 *fp64 *i64 i32 i32"
         yield triton_sampling._best_of_block, best, {**kind, "MARGINS": margins}
         yield triton_sampling._best_of_row, "*fp64 *fp64 *i64 *fp64 *i64 *fp64 i32", {"BLOCK": 64, "MARGINS": margins}
-        yield triton_sampling._best_kept, f"{logits} {row} *fp64 *i64 *i64 fp32 i32 i32", kind
+        yield triton_sampling._best_kept, f"{logits} {row} *fp64 *i64 *i64 fp32 i32 i32", {**kind, "NEITHER": -2}
     for count in (16, 256):
         yield triton_ops._move, "x x *i64 *i64 i32 i32", {"COUNT": count, "BLOCK": 32}
 

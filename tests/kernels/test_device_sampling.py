@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from verdraft.kernels.draws import BAD, Draws, Edits, Sampler
+from verdraft.kernels.draws import BAD, UNSURE, Draws, Edits, Sampler
 from verdraft.kernels.noise import Noise
 from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
 
@@ -38,17 +38,19 @@ def draws(temperatures: list[float], seeds: list[int], choices: list[int], posit
     )
 
 
-def law(row: Tensor, temperature: float, seed: int, choice: int, position: int, **filters: Any) -> int:
+def law(
+    row: Tensor, temperature: float, seed: int, choice: int, position: int, mask: Any = None, **filters: Any
+) -> int:
     params = LogitParams(temperature=temperature, **filters)
     noise = Noise(seed, choice, position)
-    return choose_token(row.numpy(), params, TokenHistory(params), None, noise)
+    return choose_token(row.numpy(), params, TokenHistory(params), None, noise, mask)
 
 
 def limited(jobs: Draws, filters: Sequence[Mapping[str, float]]) -> Draws:
     """The same with filters, none at temperature 0."""
     on = [one if hot else {} for one, hot in zip(filters, jobs.temperatures.tolist(), strict=True)]
     limits = [
-        (one.get("top_k", 0.0), one.get("top_p", 1.0), math.log(one["min_p"]) if "min_p" in one else -math.inf)
+        (one.get("top_k", 0.0), one.get("top_p", 1.0), math.log(one["min_p"]) if "min_p" in one else -math.inf, 0.0)
         for one in on
     ]
     most = max(int(one["top_k"]) if {"top_k", "top_p"} <= one.keys() else 0 for one in on)
@@ -122,6 +124,24 @@ def test_filtered_tokens_are_the_laws(law_tokens: Sampler, size: int, steps: int
         for i in range(0, num, 5)
     ]
     assert one_by_one == expected[::5]
+
+
+@pytest.mark.parametrize("size", [3, 320, 2500])
+def test_a_token_that_masks_may_not_turn_out_is_the_laws_under_any_of_them(law_tokens: Sampler, size: int) -> None:
+    """And others are UNSURE: some mask that holds the best of all tokens leaves filters that turn it out."""
+    num, rng = 2 * len(FILTERS), np.random.default_rng(size)
+    rows = torch.randn(num, size, generator=torch.Generator().manual_seed(size)) * 2
+    filters = [FILTERS[i % len(FILTERS)] for i in range(num)]
+    jobs = [(1.0, 3.0)[i // len(FILTERS)] for i in range(num)], list(range(num)), [0] * num, [7] * num
+    on = limited(draws(*jobs), filters)
+    assert on.limits is not None
+    on.limits[:, 3] = 1.0
+    found, best = law_tokens(rows, on).tolist(), law_tokens(rows, draws(*jobs)).tolist()
+    for i, (row, one, *job) in enumerate(zip(rows, filters, *jobs, strict=True)):
+        better = (row > row[best[i]]).numpy()
+        masks = [rng.random(size) < share for share in (1.0, 0.9, 0.5, 0.1)] + [better]
+        laws = [law(row, *job, mask=mask | (np.arange(size) == best[i]), **one) for mask in masks]
+        assert found[i] == (best[i] if set(laws) == {best[i]} else UNSURE)
 
 
 def test_a_reduced_vocabulary_is_filtered_by_itself(law_tokens: Sampler) -> None:

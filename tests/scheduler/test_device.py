@@ -1,10 +1,14 @@
 """Passes that are under way between two steps: what is staged for them, who leaves meanwhile, what fails late."""
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from verdraft.scheduler.device import HostDevice, pack
+from verdraft.spec.constraint import Mask, Unconstrained
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 
@@ -119,14 +123,19 @@ def test_a_pass_that_came_but_is_worth_nothing_gives_no_tokens(make_engine, drai
     assert found.tokens == expected[:4]
 
 
+def check_logprobs(told: Any, known: Any) -> None:
+    """Those of the device and of the host, with whom it may differ by a rounding of sums."""
+    pairs = [[one for piece in answer.slices for one in piece.logprobs] for answer in (told, known)]
+    for a, b in zip(*pairs, strict=True):
+        assert [token for token, _ in a.top] == [token for token, _ in b.top]
+        assert [value for _, value in a.top] == pytest.approx([value for _, value in b.top], abs=1e-9)
+        assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
+
+
 @late
 @pytest.mark.parametrize("drafted", [False, True])
 def test_logprobs_are_those_that_the_host_finds(make_engine, drain, make_request, late_device, drafted):
     """Of requests that want some, and of their neighbours that do not, in whatever order they came."""
-
-    def logprobs(one):
-        return [told for piece in one.slices for told in piece.logprobs]
-
     tops = [None, 3, 0, None, 20, 100]
 
     def answers(engine, predictions):
@@ -149,10 +158,54 @@ def test_logprobs_are_those_that_the_host_finds(make_engine, drain, make_request
     assert device.asked == 0
     assert (engine.counters().spec["prediction"].num_accepted_tokens > 20) is drafted
     for i, top in enumerate(tops):
-        told, known = (one[str(i)] for one in (found, expected))
+        told, known = found[str(i)], expected[str(i)]
         assert told.tokens == known.tokens
-        assert len(logprobs(told)) == (0 if top is None else 12)
-        for a, b in zip(logprobs(told), logprobs(known), strict=True):
-            assert [token for token, _ in a.top] == [token for token, _ in b.top]
-            assert [value for _, value in a.top] == pytest.approx([value for _, value in b.top], abs=1e-9)
-            assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
+        assert sum(len(piece.logprobs) for piece in told.slices) == (0 if top is None else 12)
+        check_logprobs(told, known)
+
+
+class Forbids(Unconstrained):
+    """Some tokens."""
+
+    def __init__(self, tokens: Collection[int]) -> None:
+        self.tokens = tokens
+
+    def allows(self, token: int) -> bool:
+        return token not in self.tokens
+
+    def mask(self) -> Mask:
+        return np.array([self.allows(token) for token in range(48)])
+
+
+@late
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 1, "top_p": 0.97, "frequency_penalty": 0.2}]
+)
+def test_only_rows_whose_token_a_grammar_may_change_come_to_the_host(
+    make_engine, drain, make_request, late_device, scripted, fields, drafted
+):
+    def answer(device, tokens, draft=()):
+        factory = {"drafter_factory": lambda _: scripted(draft, 0.0, 0)} if drafted and draft else {}
+        engine = make_engine(device=device, **factory)
+        wanted = {"max_tokens": 24, "ignore_eos": True, "logprobs": 2}
+        engine.add(make_request("a", PROMPT, constraint=Forbids(tokens), **wanted, **fields))
+        return drain(engine)["a"]
+
+    class Counted(late_device):
+        fetched = 0
+
+        def fetch(self, tensors):
+            self.fetched += len(tensors)
+            return super().fetch(tensors)
+
+    free, device = answer(HostDevice(), ()), Counted()
+    check_logprobs(answer(device, (), free.tokens), free)
+    assert device.fetched <= (8 if "top_p" in fields else 0)
+    bound, device = answer(HostDevice(), set(free.tokens[3:6])), Counted()
+    found = answer(device, set(free.tokens[3:6]), bound.tokens)
+    assert found.tokens == bound.tokens
+    assert found.tokens != free.tokens
+    assert 0 < device.fetched < 20
+    assert device.asked == 0
+    check_logprobs(found, bound)

@@ -85,6 +85,6 @@ def test_filters_count_where_there_is_a_temperature() -> None:
     kinds = [{"top_k": 9, "temperature": 0.0}, {}, {"top_k": 7, "min_p": 0.5}, {"top_k": 3, "top_p": 0.9}]
     draws = draws_of_plan([work_of(kind, EMPTY, []) for kind in kinds], EOS)
     *_, limits = draws.columns
-    off = (0.0, 1.0, -np.inf)
-    assert [tuple(column) for column in limits] == [off, off, (7.0, 1.0, np.log(0.5)), (3.0, 0.9, -np.inf)]
+    off = (0.0, 1.0, -np.inf, 0.0)
+    assert [tuple(row) for row in limits] == [off, off, (7.0, 1.0, np.log(0.5), 0.0), (3.0, 0.9, -np.inf, 0.0)]
     assert draws.most == 3
