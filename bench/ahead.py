@@ -64,12 +64,15 @@ class Waiting(Lookahead):
 
 def print_engine(name: str, engine: Engine, device: Paced, steps: int) -> None:
     """One line: time, tokens and how much of the time the device worked."""
-    working, tokens, began = device.working, 0, time.perf_counter()
-    for _ in range(steps):
-        tokens += sum(len(piece.tokens) for _, piece in engine.step())
+    working, tokens, done, began = device.working, 0, 0, time.perf_counter()
+    while done < steps:
+        pieces, done = engine.step(), done + 1
+        tokens += sum(len(piece.tokens) for _, piece in pieces)
+        if any(piece.finish for _, piece in pieces):
+            break
     seconds = time.perf_counter() - began
     print(
-        f"{name}{1e3 * seconds / steps:7.2f} ms a step,{tokens / seconds:8.0f} tokens/s, "
+        f"{name}{1e3 * seconds / done:7.2f} ms a step,{tokens / seconds:8.0f} tokens/s, "
         f"the device works{100 * (device.working - working) / seconds:4.0f} % of the time",
         flush=True,
     )
@@ -80,7 +83,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--pass-ms", type=float, default=6.0)
     parser.add_argument("--modes", nargs="+", choices=get_args(Mode), default=["off", "hybrid"])
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 16, 64])
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=1000, help="of each line, at most: until a stream ends")
     return parser.parse_args()
 
 

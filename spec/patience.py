@@ -11,7 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 SPAN = 16  # steps of one kind, at least: the device takes a step or two to go from one to the other
-FIRST_REST, LONGEST_REST = 8, 64  # spans until the other kind is tried again; it doubles while that one is slower
+FIRST_REST, LONGEST_REST = 4, 64  # spans until the other kind is tried again; it doubles while that one is slower
+GLANCE, HOPELESS = 4, 0.75  # steps of a trial after which one so much slower ends
 _MEMORY = 0.97  # weight of the earlier steps when one more comes: about the last thirty count
 
 
@@ -45,9 +46,13 @@ class _Choice:
     def learn(self, waited: bool, tokens: int, seconds: float) -> None:
         self.rates[waited].add(tokens, seconds)
         self.steps += waited is self.waits
-        if self.steps >= SPAN:
+        if self.steps >= (GLANCE if self.trying and self._is_hopeless else SPAN):
             self.steps = 0
             self._decide()
+
+    @property
+    def _is_hopeless(self) -> bool:
+        return self.rates[self.waits].value < HOPELESS * self.rates[not self.waits].value
 
     def _decide(self) -> None:
         if self.trying:
