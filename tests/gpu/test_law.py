@@ -6,6 +6,7 @@ The fast mode promises no such thing: how many of its answers change is printed,
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,16 @@ MODELS: dict[str, ModelConfig] = {
     "llama 8b, 4 layers": replace(LLAMA_8B, num_layers=4, vocab_size=32000),
     "qwen3 8b, 4 layers": replace(QWEN3_8B, num_layers=4, vocab_size=32000),
 }
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 0.0, "logprobs": 3},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "min_p": 0.01},
+    {"temperature": 0.0},
+    {"temperature": 0.7, "logit_bias": {17: 3.0}, "min_tokens": 20},
+]
 HEAD = EagleConfig(
     hidden_size=TINY.hidden_size,
     target_hidden_size=TINY.hidden_size,
@@ -87,7 +98,7 @@ def answers(
     eagle: EagleHead | None = None,
     topk: int = 1,
 ) -> list[list[int]]:
-    """Of eight requests, greedy and seeded; every `late` steps another one arrives (0: one after the other)."""
+    """Of the KINDS of requests; every `late` steps another one arrives (0: one after the other)."""
     size = model.kernels.page_size
     config = EngineConfig(
         max_model_len=1024,
@@ -97,16 +108,16 @@ def answers(
         max_batch_tokens=chunk,
         eagle=DraftShape(depth=4, topk=topk, tokens=8),
     )
-    engine, outputs, step = Engine(model, config, drafters, exits, eagle), [[] for _ in range(8)], 0
+    engine, outputs, step = Engine(model, config, drafters, exits, eagle), [[] for _ in KINDS], 0
     phrase = [17, 33, 49, 65, 81, 97, 113]
     pending = [
         Request(
             id=str(i),
             prompt=[*phrase * (2 + 7 * i), 100 + i],
-            params=SamplingParams(temperature=0.7 * (i % 2), seed=i, max_tokens=48, ignore_eos=True),
+            params=SamplingParams(seed=i, max_tokens=48, ignore_eos=True, **kind),
             speculation=mode,
         )
-        for i in range(8)
+        for i, kind in enumerate(KINDS)
     ]
     while pending or engine.has_work:
         if pending and (not engine.has_work or (late and step % late == 0)):
