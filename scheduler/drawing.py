@@ -76,16 +76,16 @@ class PlacedDraws:
 
 def draws_of(places: Places) -> HostDraws:
     """For the token at each place, of logits as they are (draws.Draws)."""
-    params = [seq.request.params for seq, _ in places]
     columns: Arrays = [
-        np.array([one.temperature for one in params], np.float64),
+        np.array([seq.request.params.temperature for seq, _ in places], np.float64),
         np.array([seq.seed for seq, _ in places], np.int64),
         np.array([seq.request.choice for seq, _ in places], np.int64),
         np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
     ]
-    if any(one.is_filtered for one in params):
+    filtered = [seq.request.params for seq in {seq for seq, _ in places} if seq.request.params.is_filtered]
+    if filtered:
         columns.append(np.array([_limits(seq) for seq, _ in places]))
-    return HostDraws(columns, max((one.top_k for one in params if one.is_filtered and one.top_p < 1.0), default=0))
+    return HostDraws(columns, max((params.top_k for params in filtered if params.top_p < 1.0), default=0))
 
 
 def _limits(seq: Sequence) -> tuple[float, float, float, float]:
@@ -116,7 +116,10 @@ def _edits_of(places: Places, eos: Iterable[int]) -> Arrays:
     """Bias and forbidden tokens: rows, tokens and what is added (draws.Edits)."""
     found: dict[tuple[int, int], float] = {}
     for row, (seq, ahead) in enumerate(places):
-        found |= {(row, token): value for token, value in seq.request.params.logit_bias.items()}
+        params = seq.request.params
+        if not params.logit_bias and not params.min_tokens:
+            continue
+        found |= {(row, token): value for token, value in params.logit_bias.items()}
         found |= {(row, token): -np.inf for token in banned(seq, ahead, eos) or ()}
     if not found:
         return []
