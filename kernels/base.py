@@ -103,7 +103,8 @@ class Kernels(Protocol):
         ...
 
     def write(self, k: Tensor, v: Tensor, layer_kv: LayerKV, slots: Tensor) -> None:
-        """Store k, v [T, kv_heads, dim] at `slots`."""
+        """Store k, v [T, kv_heads, dim] at `slots`. What is not finite, now or where a slot is reused, makes NaN of the
+        rows that see it in `attend`, and of no others."""
         ...
 
     def move(self, layer_kv: LayerKV, sources: Tensor, targets: Tensor) -> None:

@@ -61,8 +61,12 @@ class TorchKernels:
         return [TorchKV(zeros(), zeros()) for _ in range(layers)]
 
     def write(self, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
-        layer_kv.k.flatten(0, 1).index_copy_(0, slots, k)
-        layer_kv.v.flatten(0, 1).index_copy_(0, slots, v)
+        # Attention libraries multiply by 0 what a query does not see, which leaves NaN and infinity in the sum. So the
+        # pool holds finite values alone, and a key of NaN instead, for those who do see it.
+        finite = v.isfinite()
+        keys = k.where(finite.all(-1, keepdim=True), torch.nan)
+        layer_kv.k.flatten(0, 1).index_copy_(0, slots, keys)
+        layer_kv.v.flatten(0, 1).index_copy_(0, slots, v.where(finite, 0.0))
 
     def move(self, layer_kv: TorchKV, sources: Tensor, targets: Tensor) -> None:
         for pages in (layer_kv.k.flatten(0, 1), layer_kv.v.flatten(0, 1)):

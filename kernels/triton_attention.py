@@ -88,18 +88,11 @@ def _attend(
         shared = before + last + 1  # keys that lie at their positions for all queries here
         if TREE and tl.max((position != place).to(tl.int32)) > 0:
             shared = before // BLOCK_K * BLOCK_K
-        edge = tl.minimum(shared, (before + first + 1) // BLOCK_K * BLOCK_K)  # keys that all queries here see
-        for start in range(0, edge, BLOCK_K):
+        for start in range(0, shared, BLOCK_K):
             key = start + tl.arange(0, BLOCK_K)
             keys, values = _load_tile(k, v, table, key, key < k_len, head, KV_HEADS, DIM, WIDTH, PAGE)
             seen = key[None, :] <= position[:, None]
             top, total, acc = _fold(rows, keys, values, seen, scale, top, total, acc)
-
-        for start in range(edge, shared, BLOCK_K):
-            key = start + tl.arange(0, BLOCK_K)
-            keys, values = _load_tile(k, v, table, key, key < k_len, head, KV_HEADS, DIM, WIDTH, PAGE)
-            seen = key[None, :] <= position[:, None]
-            top, total, acc = _fold_edge(rows, keys, values, seen, scale, top, total, acc)
 
         if TREE and shared <= before:
             # Each query on its own, its ancestors' keys put at their positions: the sums of the chain that they are.
@@ -145,23 +138,14 @@ def _load_tile(
 
 @triton.jit
 def _fold(q, k, v, seen, scale, top, total, acc):
-    """One tile of keys into the running softmax (Dao 2023, algorithm 1)."""
+    """One tile of keys into the running softmax (Dao 2023, algorithm 1). Values are finite (TorchKernels.write), so
+    that a weight of 0 adds nothing."""
     scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     weights = tl.exp2(scores - new_top[:, None])
     shrink = tl.exp2(top - new_top)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return new_top, total * shrink + tl.sum(weights, 1), acc
-
-
-@triton.jit
-def _fold_edge(q, k, v, seen, scale, top, total, acc):
-    """The same where not every query sees every key. A weight of 0 does not keep NaN or infinity out of a sum, so such
-    values leave it for all queries, and those that see one get NaN."""
-    finite = tl.abs(v) < float("inf")
-    spoilt = seen & (tl.min(finite.to(tl.int32), 1) == 0)[None, :]
-    top, total, acc = _fold(q, k, tl.where(finite, v, 0.0), seen, scale, top, total, acc)
-    return top, tl.where(tl.max(spoilt.to(tl.int32), 1) > 0, float("nan"), total), acc
 
 
 @triton.jit

@@ -75,7 +75,7 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def rope_write(q: Tensor, k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate q in place, and put k rotated and v as it is at `slots` [T]; k stays as it is."""
+    """Rotate q in place, and put k rotated and v at `slots` [T] as `write` does; k stays as it is."""
     _turn(q, k, v, layer_kv.k, layer_kv.v, slots, cos, sin, store=True)
 
 
@@ -113,37 +113,42 @@ def _rope(
     sin += token * HALF
     if head < HEADS:
         at = q + token * q_stride + head * q_head
-        _rotate(at, at, cos, sin, HALF, BLOCK)
+        _rotate(at, at, cos, sin, False, HALF, BLOCK)
     else:
         head -= HEADS
         at = k + token * k_stride + head * k_head
         if STORE:
             to = (tl.load(slots + token) * KV_HEADS + head) * 2 * HALF
-            _rotate(at, k_pages + to, cos, sin, HALF, BLOCK)
-            _copy(v + token * v_stride + head * v_head, v_pages + to, 2 * HALF, 2 * BLOCK)
+            bad = _keep_value(v + token * v_stride + head * v_head, v_pages + to, 2 * HALF, 2 * BLOCK)
+            _rotate(at, k_pages + to, cos, sin, bad, HALF, BLOCK)
         else:
-            _rotate(at, at, cos, sin, HALF, BLOCK)
+            _rotate(at, at, cos, sin, False, HALF, BLOCK)
 
 
 @triton.jit
-def _rotate(x, to, cos, sin, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rotate(x, to, cos, sin, bad, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """NaN if it is `bad`."""
     at = tl.arange(0, BLOCK)
     inside = at < HALF
     c, s = tl.load(cos + at, mask=inside), tl.load(sin + at, mask=inside)
     x1 = tl.load(x + at, mask=inside).to(tl.float32)
     x2 = tl.load(x + HALF + at, mask=inside).to(tl.float32)
-    tl.store(to + at, x1 * c - x2 * s, mask=inside)
-    tl.store(to + HALF + at, x2 * c + x1 * s, mask=inside)
+    tl.store(to + at, tl.where(bad, float("nan"), x1 * c - x2 * s), mask=inside)
+    tl.store(to + HALF + at, tl.where(bad, float("nan"), x2 * c + x1 * s), mask=inside)
 
 
 @triton.jit
-def _copy(x, to, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _keep_value(v, to, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy a head's value as TorchKernels.write does; whether its key is to be NaN."""
     at = tl.arange(0, BLOCK)
-    tl.store(to + at, tl.load(x + at, mask=at < SIZE), mask=at < SIZE)
+    value = tl.load(v + at, mask=at < SIZE, other=0.0)
+    finite = tl.abs(value.to(tl.float32)) < float("inf")
+    tl.store(to + at, tl.where(finite, value, 0.0), mask=at < SIZE)
+    return tl.min(finite.to(tl.int32)) == 0
 
 
 def write(k: Tensor, v: Tensor, layer_kv: TorchKV, slots: Tensor) -> None:
-    """Store k, v [T, kv_heads, dim] at `slots` [T]."""
+    """As Kernels.write: k, v [T, kv_heads, dim] at `slots` [T]."""
     tokens, kv_heads, dim = k.shape
     if tokens:
         strides = (k.stride(0), k.stride(1), v.stride(0), v.stride(1))
@@ -157,8 +162,10 @@ def _write(
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     to = (tl.load(slots + token) * kv_heads + head) * DIM
-    _copy(k + token * k_stride + head * k_head, k_pages + to, DIM, BLOCK)
-    _copy(v + token * v_stride + head * v_head, v_pages + to, DIM, BLOCK)
+    bad = _keep_value(v + token * v_stride + head * v_head, v_pages + to, DIM, BLOCK)
+    at = tl.arange(0, BLOCK)
+    key = tl.load(k + token * k_stride + head * k_head + at, mask=at < DIM)
+    tl.store(k_pages + to + at, tl.where(bad, float("nan"), key), mask=at < DIM)
 
 
 def can_move(sources: Tensor) -> bool:

@@ -41,8 +41,7 @@ class Call(IntEnum):
     FORWARD = 1
     WRITE_KV = 2
     MOVE = 3
-    WIPE = 4
-    END = 5
+    END = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +105,6 @@ class LeadingTransformer(Transformer):
             dist.broadcast(torch.stack((sources, targets)), 0)
             Transformer.move(self, pool, sources, targets)
 
-    def wipe(self, pool: Sequence[LayerKV], slots: Tensor) -> None:
-        with self.followers.led():
-            self._tell(Call.WIPE, slots.shape[0])
-            dist.broadcast(slots, 0)
-            Transformer.wipe(self, pool, slots)
-
     def check(self) -> None:
         self.followers.check()
 
@@ -169,8 +162,6 @@ def follow(model: Transformer) -> None:
             case Call.MOVE:
                 sources, targets = _heard(2 * numbers[0], model.device, torch.int64).view(2, -1)
                 model.move(pool, sources, targets)
-            case Call.WIPE:
-                model.wipe(pool, _heard(numbers[0], model.device, torch.int64))
             case Call.END:
                 dist.destroy_process_group()
                 return

@@ -87,12 +87,6 @@ class Transformer:
         for layer_kv in pool:
             self.kernels.move(layer_kv, sources, targets)
 
-    def wipe(self, pool: Sequence[LayerKV], slots: Tensor) -> None:
-        """Fill the slots [N] with zeros in every layer."""
-        zeros = self.embedding.new_zeros((slots.shape[0], self._kv_heads, self.config.head_dim))
-        for layer_kv in pool:
-            self.kernels.write(zeros, zeros, layer_kv, slots)
-
     def check(self) -> None:
         """Raise ModelError when what was computed is worth nothing, although it came; after waiting for it."""
 

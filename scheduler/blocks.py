@@ -80,13 +80,12 @@ class BlockPool:
             self._block_of[key] = block
             self._key_of[block] = key
 
-    def forget(self, blocks: Sequence[int]) -> list[int]:
-        """Nobody new may share these held blocks: their content is not to be trusted. Those of one holder alone."""
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Nobody new may share these held blocks: their content is not to be trusted."""
         for block in blocks:
             key = self._key_of.pop(block, None)
             if key is not None:
                 del self._block_of[key]
-        return [block for block in blocks if self._refs[block] == 1]
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference each. Later blocks of a sequence are evicted before earlier ones."""

@@ -67,9 +67,7 @@ class Passes:
         except Exception as error:
             flight.failed = True
             left = [work for work in plan if not work.seq.finished]
-            if len(plan) == 1 and isinstance(error, BadLogits) and plan[0].draft.tokens:
-                left = [self._without_draft(work) for work in left]
-            elif len(plan) == 1:
+            if len(plan) == 1:
                 return [Failed(work, self._blame(work.seq, error)) for work in left]
         return [result for work in left for result in self.end(self.begin([work]))]
 
@@ -78,28 +76,19 @@ class Passes:
         with suppress(Exception):
             flight.read()
 
-    def _without_draft(self, work: Work) -> Work:
-        """NaN of a draft may have reached the tokens before it."""
-        self.runner.wipe(work.seq.blocks, work.start)
-        work.seq.settle(work.start)
-        return work.plain
-
     def _verified(self, flight: Flight) -> list[Verified]:
         passed = flight.read()
         self.passed_at = time.monotonic()
         inject_nan(flight.plan, passed)
         results = self.verifier.verify(flight.plan, passed)
         self.runner.straighten(results)
-        for result in results:
-            if result.spoilt:
-                self.runner.wipe(result.work.seq.blocks, result.work.plain.end + len(result.path))
         self.drafting.watch(results, passed.taps)
         return results
 
     def _blame(self, seq: Sequence, error: Exception) -> str:
         if isinstance(error, BadLogits):
             self.totals.corrupted += 1
-            self.runner.wipe(self.pool.forget(seq.blocks))
+            self.pool.forget(seq.blocks)
             seq.settle(0)
         logger.error("request %s failed in a step", seq.request.id, exc_info=error)
         return "invalid_value" if isinstance(error, AllTokensMasked | ConstraintFailed) else "internal_error"

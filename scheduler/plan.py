@@ -31,11 +31,6 @@ class Work(NamedTuple):
         return self.start + self.num_tokens - len(self.draft.tokens) == len(self.seq.tokens)
 
     @property
-    def plain(self) -> "Work":
-        """The same without its draft."""
-        return Work(self.seq, self.start, self.num_tokens - len(self.draft.tokens))
-
-    @property
     def unread(self) -> list[int]:
         """The tokens that the first segment has not computed: known ones, then drafted ones."""
         first, drafted = self.seq.computed[0], self.draft.tokens

@@ -248,14 +248,6 @@ class Runner:
             sources, targets = self.device.put([np.array(slots) for slots in zip(*moves, strict=True)])
             self.model.move(self.pool, sources, targets)
 
-    @torch.inference_mode()
-    def wipe(self, blocks: Seq[int], first: int = 0) -> None:
-        """Fill these blocks with zeros from their token `first` on, in every layer. What holds NaN must not stay: not
-        every attention kernel keeps what a token does not see out of its sums."""
-        slots = (np.array(blocks, np.int64)[:, None] * self.block_size + np.arange(self.block_size)).reshape(-1)
-        if first < len(slots):
-            self.model.wipe(self.pool, *self.device.put([slots[first:]]))
-
     def _moves(self, result: Verified) -> list[tuple[int, int]]:
         work = result.work
         first, size, blocks = work.end - len(work.draft.tokens), self.block_size, work.seq.blocks

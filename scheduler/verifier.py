@@ -37,14 +37,12 @@ _Rest = tuple[list[int] | None, Noise, NDArray[np.bool_] | None]
 
 
 class Verified(NamedTuple):
-    """What a pass found out about one sequence. `tokens` are the accepted ones and one recovered or bonus token;
-    `spoilt`: some row, if only of the draft, was not finite."""
+    """What a pass found out about one sequence. `tokens` are the accepted ones and one recovered or bonus token."""
 
     work: Work
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    spoilt: bool = False
     margins: tuple[float, ...] = ()  # of `tokens`, where they are known
 
     @property
@@ -154,7 +152,7 @@ class Verifier:
         known = [margins[row] for row in _rows(work, accepted)] if margins and not params.is_filtered else ()
         top = params.logprobs
         seen = [_told(scores[row], top) for row in _rows(work, accepted)] if top is not None else ()
-        return Verified(work, tuple(accepted), tuple(seen), spoilt=BAD in tokens, margins=tuple(known))
+        return Verified(work, tuple(accepted), tuple(seen), margins=tuple(known))
 
     def _verify_allowed(
         self, work: Work, tokens: list[int], scores: Seq[Seq[float]], row: Callable[[int], Rows]
@@ -172,7 +170,7 @@ class Verifier:
             for i, token in zip(_rows(work, accepted), accepted, strict=True)
             if top is not None
         ]
-        return Verified(work, tuple(accepted), tuple(seen), spoilt=BAD in tokens)
+        return Verified(work, tuple(accepted), tuple(seen))
 
     def _verify_one(self, work: Work, logits: Rows, best: list[int]) -> Verified:
         if work.seq.finished:  # while the pass was under way
@@ -186,7 +184,7 @@ class Verifier:
             best[-num:],
         )  # row i belongs to node i - 1 of the draft, row 0 to the last known token
         tokens = _accepted(work, lambda i, ahead: self.law.token(work.seq, ahead, _known(firsts[i]), lambda: logits[i]))
-        return Verified(work, tuple(tokens), _score_output(work, logits, tokens), scored, BAD in best)
+        return Verified(work, tuple(tokens), _score_output(work, logits, tokens), scored)
 
 
 def _accepted(work: Work, target: Callable[[int, int], int]) -> list[int]:

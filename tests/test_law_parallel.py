@@ -153,8 +153,8 @@ def test_scripted_trees_change_no_token(
     assert accepted(engine, "eagle") > 0
 
 
-def test_blocks_with_nan_are_wiped_in_every_process(shared: LeadingTransformer, expected: list[list[int]]) -> None:
-    """All processes go on in step behind a request that fails, in the blocks that it had."""
+def test_a_request_that_comes_upon_nan_leaves_nothing(shared: LeadingTransformer, expected: list[list[int]]) -> None:
+    """In any process: the next ones get the blocks that it had."""
     token, engine = 7, engine_for(shared)
     with torch.inference_mode():
         before = shared.embedding[token].clone()

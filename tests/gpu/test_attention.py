@@ -16,7 +16,7 @@ SHAPES = {"smollm2": (9, 3, 64), "llama 8b": (32, 8, 128), "mha": (8, 8, 64), "q
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Sequences as (context, queries) in scattered pages, NaN wherever no key lies."""
+    """Sequences as (context, queries) in scattered pages. Wherever no key lies, keys are NaN and values large."""
 
     q: Tensor
     layer: TorchKV
@@ -60,7 +60,7 @@ def make_case(
     pages = torch.randperm(width * len(lens), device=device).int().view(len(lens), width)
     layer = kernels.pool(1, pages.numel(), size, kv_heads, dim, dtype, device)[0]
     layer.k.fill_(float("nan"))
-    layer.v.fill_(float("nan"))
+    layer.v.fill_(3e4)  # values are finite always (TorchKernels.write)
     for table, (length, _) in zip(pages, lens, strict=True):
         places = torch.arange(length, device=device)
         slots = table[places // size].long() * size + places % size
@@ -95,6 +95,24 @@ def test_attention_agrees_with_float64(
     case = make_case(fast, shape, ragged(seed), device, dtype)
     out = fast.attend(case.q, case.layer, case.batch, SCALE)
     torch.testing.assert_close(out.double(), case.oracle(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_what_is_not_finite_reaches_only_rows_that_see_it(
+    fast: Kernels, shape: tuple[int, int, int], bad: float, device: torch.device
+) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    case = make_case(fast, shape, [(700, 300), (65, 1), (130, 5)], device, dtype)
+    size, pages = fast.page_size, case.batch.pages
+    for row, place in ((0, 500), (2, 127)):
+        slot = pages[row, place // size].long().view(1) * size + place % size
+        k, v = torch.ones(2, 1, *case.layer.k.shape[2:], dtype=dtype, device=device)
+        v[0, :, 3] = bad
+        fast.write(k, v, case.layer, slot)
+    out = fast.attend(case.q, case.layer, case.batch, SCALE)
+    spoilt = ~out.isfinite().flatten(1).all(1)
+    assert spoilt.nonzero().flatten().tolist() == [*range(100, 300), 303, 304, 305]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -253,6 +253,23 @@ def test_nan_in_a_value_reaches_only_rows_that_see_it(kernels: Kernels) -> None:
     assert bad.tolist() == [False] * (len(inputs.q) - 2) + [True] * 2
 
 
+@pytest.mark.parametrize("kernels", ["torch", "triton"], indirect=True)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_flash_attention_reads_holds_finite_values(kernels: Kernels, bad: float) -> None:
+    """Also where nobody is to see them; the key then says that the value was not."""
+    layer, slots, angles = kernels.pool(1, 2, 8, 3, 24, torch.float32, CPU)[0], torch.tensor([3, 9]), torch.ones(2, 12)
+    q, k, v = torch.ones(2, 3, 24), torch.ones(2, 3, 24), torch.ones(2, 3, 24)
+    v[1, 2, 23] = bad
+    for write in (kernels.write, lambda *args: kernels.rope_write(q, *args, angles, angles)):
+        layer.k.zero_()
+        layer.v.fill_(7.0)
+        write(k, v, layer, slots)
+        values, keys = (pages.flatten(0, 1)[slots] for pages in (layer.v, layer.k))
+        assert torch.equal(values, v.nan_to_num(0.0, 0.0, 0.0))
+        assert keys.isnan().flatten(1).sum(1).tolist() == [0, 24]
+        assert keys[1, 2].isnan().all()
+
+
 def test_torch_backend_runs_in_half_precision() -> None:
     kernels, case = TorchKernels(), CASES["verify"]
     inputs = make_inputs(case)

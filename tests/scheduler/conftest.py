@@ -90,9 +90,6 @@ class HashModel:
     def move(self, pool: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         pool[:, targets] = pool[:, sources]
 
-    def wipe(self, pool: torch.Tensor, slots: torch.Tensor) -> None:
-        pool[:, slots] = -1
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return (
             torch.from_numpy(np.stack([_row(h) for h in hidden[:, 0].tolist()]))

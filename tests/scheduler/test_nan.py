@@ -1,6 +1,7 @@
 """NaN that a request or a draft leaves in the KV pool reaches nobody, whatever the attention kernel does with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from verdraft.kernels.base import Batch
 from verdraft.kernels.torch_ref import TorchKernels, TorchKV, visible
+from verdraft.model.eagle import EagleHead
 from verdraft.model.load import load_model
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.config import EngineConfig
@@ -18,6 +20,7 @@ from verdraft.scheduler.engine import Engine
 
 CPU = torch.device("cpu")
 POISON = 7  # a token whose embedding is NaN
+SPOILS_DRAFTS = 9  # one whose embedding is NaN for the EAGLE head alone
 PROMPT = [50, 60, 70, 80, 90]
 
 
@@ -42,18 +45,33 @@ class Careless(TorchKernels):
 
 @pytest.fixture
 @torch.inference_mode()
-def model(tiny_llama_path: Path) -> Transformer:
-    found = load_model(tiny_llama_path, Careless(), torch.float32, CPU)
+def model(deep_agreeing_path: Path) -> Transformer:
+    found = load_model(deep_agreeing_path, Careless(), torch.float32, CPU)
     found.embedding[POISON] = torch.nan
     return found
 
 
+@pytest.fixture
+@torch.inference_mode()
+def eagle(deep_agreeing_path: Path, model: Transformer, first_layer_eagle: Any) -> EagleHead:
+    head: EagleHead = first_layer_eagle(deep_agreeing_path, model)
+    embedding = head.embedding.clone()
+    embedding[SPOILS_DRAFTS] = torch.nan
+    return replace(head, embedding=embedding)
+
+
 @pytest.fixture(params=["host", "late"])
-def fresh(model: Transformer, request: pytest.FixtureRequest, late_device: Callable[[], Device]) -> Engine:
-    """Of 5 blocks, so that every request gets those of the one before."""
+def fresh(
+    model: Transformer, eagle: EagleHead, request: pytest.FixtureRequest, late_device: Callable[[], Device]
+) -> Iterator[Engine]:
+    """Of 5 blocks, so that every request gets those of the one before. Whatever it did, its pools hold no value that
+    could spoil a sum."""
     device = HostDevice() if request.param == "host" else late_device()
-    config = EngineConfig(max_model_len=64, num_blocks=5, block_size=16, max_num_seqs=4, max_batch_tokens=64)
-    return Engine(model, config, device=device)
+    config = EngineConfig(max_model_len=64, num_blocks=5, block_size=16, max_num_seqs=4, max_batch_tokens=32)
+    engine = Engine(model, config, eagle=eagle, device=device)
+    yield engine
+    assert engine.drafting.eagle
+    assert all(layer.v.isfinite().all() for layer in (*engine._runner.pool, *engine.drafting.eagle._grower.pool))
 
 
 def answer_of(engine: Engine, drain: Any, make_request: Any, **fields: Any) -> list[int]:
@@ -87,3 +105,31 @@ def test_a_draft_spoils_neither_the_tokens_before_it_nor_the_next_request(
         assert drain(fresh)[name].tokens == answer
     assert fresh.counters().iteration_tokens > 2 * plain + 8, "some of it was drafted"
     assert fresh.counters().corrupted == 0
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_request_that_leaves_before_anybody_saw_nan_leaves_nothing(
+    fresh: Engine, drain: Any, make_request: Any, steps: int
+) -> None:
+    answer = answer_of(fresh, drain, make_request)
+    request = make_request("bad", [*PROMPT, *[POISON] * 55], max_tokens=2)
+    fresh.add(request)
+    for _ in range(steps):
+        fresh.step()
+    fresh.abort(request)
+    assert answer_of(fresh, drain, make_request) == answer
+
+
+def test_what_spoils_an_eagle_head_spoils_it_for_its_sequence_alone(
+    fresh: Engine, drain: Any, make_request: Any
+) -> None:
+    def drafted(name: str, prompt: list[int]) -> int:
+        request = make_request(name, prompt, max_tokens=6, ignore_eos=True, speculation="eagle")
+        fresh.add(request)
+        assert drain(fresh)[name].finish == "length"
+        stats = request.stats.sources.get("eagle")
+        return stats.num_draft_tokens if stats else 0
+
+    for i in range(3):
+        assert drafted(f"spoilt {i}", [i + 10, *[SPOILS_DRAFTS] * 57]) == 0
+        assert drafted(f"behind {i}", [i + 20, *PROMPT * 10]) > 0
