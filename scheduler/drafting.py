@@ -29,7 +29,7 @@ from verdraft.spec.trials import Trials
 REST = 7  # steps for which models are not asked again after they had no offer that pays
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
     """A free source was asked for one sequence: the kind of asking, and how long it took."""
 
@@ -287,7 +287,7 @@ class Drafting:
         seconds = (time.perf_counter() - began) / max(1, len(drafts))
         for i in drafts:
             if i in asked:
-                asked[i] = replace(asked[i], seconds=asked[i].seconds + seconds)
+                asked[i].seconds += seconds
         return judged
 
     def _plan(self, decoding: Seq[Sequence], without: Without, means: Mapping[int, float], arms: Seq[Arm]) -> Plan:

@@ -69,7 +69,7 @@ class Estimates:
         mean, survival = self.predictor.predict(features)
         for row, i in enumerate(chosen):
             draft = drafts[i]
-            found[i] = draft._replace(probs=path_probs(survival[row], len(draft.tokens)))
+            found[i] = draft.expecting(path_probs(survival[row], len(draft.tokens)))
             means[i] = float(mean[row])
             seqs[i].hindsight.watch(draft.tokens, features[row], means[i])
         return found, means

@@ -33,6 +33,10 @@ class Draft(NamedTuple):
         tokens, probs, parents = self.tokens[:limit], self.probs[:limit], self.parents[:limit]
         return Draft(tokens, self.source, probs, self.match_len, parents, min(self.least, limit))
 
+    def expecting(self, probs: tuple[float, ...]) -> "Draft":
+        """The same with these probabilities."""
+        return Draft(self.tokens, self.source, probs, self.match_len, self.parents, self.least)
+
     @property
     def depths(self) -> list[int]:
         """Of every token, the length of its path: 1 behind the committed text."""

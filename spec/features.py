@@ -7,6 +7,7 @@ predictor that reads phi fits any vocabulary and any model.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log1p
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +69,7 @@ class RecentHistory:
         self.accepted = [accepted, *self.accepted[:-1]]
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeState:
+class DecodeState(NamedTuple):
     """Where a draft would be verified."""
 
     prompt_len: int

@@ -101,19 +101,22 @@ def spend(probs: Sequence[Sequence[float]], num_decoding: int, costs: Costs) -> 
     draft, so its tokens come in order. A pass may get much dearer with one row and hardly with the next ones, so the
     first token that does not pay is not the end; that is where no later one can.)
     """
-    lengths = [0] * len(probs)
-    best, best_rate = list(lengths), 0.0
-    expected, rows = float(num_decoding), num_decoding
+    taken: list[int] = []  # of every token its draft, in the order in which they come
+    best, best_rate = 0, 0.0
+    lengths, expected, rows = [0] * len(probs), float(num_decoding), num_decoding
     heap = [(-draft[0], i) for i, draft in enumerate(probs) if draft]
     heapq.heapify(heap)
     while True:
         rate = expected / max(costs.of(rows), 1e-9)
         if rate >= best_rate:
-            best, best_rate = list(lengths), rate
+            best, best_rate = len(taken), rate
         if not heap or -heap[0][0] < best_rate * costs.least_more(rows):
-            return best
+            for i in taken[best:]:
+                lengths[i] -= 1
+            return lengths
         prob, i = -heap[0][0], heap[0][1]
         expected, rows = expected + prob, rows + 1
+        taken.append(i)
         lengths[i] += 1
         if lengths[i] < len(probs[i]):
             heapq.heapreplace(heap, (-probs[i][lengths[i]], i))

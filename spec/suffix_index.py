@@ -1,6 +1,5 @@
 """Where the recent context occurred before, and what followed. Token ids only; no request, no sharing policy."""
 
-import ctypes
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -41,12 +40,11 @@ class NativeSearch:
         return found
 
     def propose(self, memory: SuffixMemory, of: SuffixMemory, limit: int) -> Draft:
-        longest = min(limit, memory.how.longest)
-        if longest <= 0:
+        found = memory.found
+        count = self._calls.propose(memory.address, of.address, min(limit, len(found.tokens)), *found.addresses)
+        if count <= 0:
             return EMPTY
-        tokens, probs, matched = (ctypes.c_int32 * longest)(), (ctypes.c_double * longest)(), ctypes.c_int64()
-        count = self._calls.propose(memory.address, of.address, longest, tokens, probs, ctypes.byref(matched))
-        return Draft(tuple(tokens[:count]), "suffix", tuple(probs[:count]), matched.value) if count else EMPTY
+        return Draft(tuple(found.tokens[:count]), "suffix", tuple(found.probs[:count]), found.match_len.value)
 
 
 @cache

@@ -102,6 +102,15 @@ class IndexFields(ctypes.Structure):
     )
 
 
+class Found:
+    """Where a search in C++ leaves a draft of at most `longest` tokens, until the next one."""
+
+    def __init__(self, longest: int) -> None:
+        self.tokens, self.probs = (ctypes.c_int32 * longest)(), (ctypes.c_double * longest)()
+        self.match_len = ctypes.c_int64()
+        self.addresses = [ctypes.addressof(place) for place in (self.tokens, self.probs, self.match_len)]
+
+
 class SuffixMemory:
     """Allocated for `max_tokens` tokens of one or more sequences; empty."""
 
@@ -126,6 +135,7 @@ class SuffixMemory:
             *(self.ring.ctypes.data, len(how.levels), (Level * _MOST_LEVELS)(*levels)),
         )
         self.address = ctypes.addressof(self.fields)
+        self.found = Found(how.longest)
         self.levels = self.fields.levels[: len(how.levels)]
 
     def end_sequence(self) -> None:
