@@ -1,5 +1,6 @@
 """What bench/gpu.py measures: the machine, kernels and whole passes. Every part is a generator of lines."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -143,6 +144,9 @@ def sampling(bench: Bench) -> Iterator[Line]:
         draws = Draws(torch.ones_like(numbers, dtype=torch.float64), numbers, numbers, numbers)
         read, call = 4 * logits.numel(), partial(sample, logits, draws, None)
         yield meter.line("sampling", "on the device", f"{rows} rows", call, read, short=rows in SHORT)
+        limits = torch.tensor([[50.0, 0.9, -math.inf, 0.0]] * rows, dtype=torch.float64, device=meter.device)
+        call = partial(sample, logits, replace(draws, limits=limits, most=50), None)
+        yield meter.line("sampling", "top-k 50, top-p 0.9", f"{rows} rows", call, read, short=rows in SHORT)
         yield Line("sampling", "to the host", f"{rows} rows", 1e6 * meter.seconds(logits.cpu), short=rows in SHORT)
 
 

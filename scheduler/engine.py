@@ -86,6 +86,7 @@ class Engine:
     def measure(self) -> None:
         """Learn what a pass costs here, so that drafts are no longer than pays; before the first request."""
         assert not self._sequences
+        self._runner.prepare()
         costs = measure_costs(self._runner, self.config.max_context)
         self.drafting.measure(costs)
         self.drafting.reading = reading = measure_reading(self._runner, self.config.max_context)

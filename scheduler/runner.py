@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verdraft.kernels.base import Batch, LayerKV
-from verdraft.kernels.draws import Sampler
+from verdraft.kernels.draws import Draws, Sampler
 from verdraft.kernels.torch_logprobs import logprobs
 from verdraft.model.transformer import Transformer
 from verdraft.scheduler.batches import Arrays, place, plan_batch
@@ -163,6 +163,19 @@ class Runner:
         margins = torch.empty_like(placed.draws.temperatures)
         tokens = sampler(changed, placed.draws, margins=margins)
         return tokens, margins / (logits.amax(1).abs() * torch.finfo(self.model.dtype).eps)
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Find tokens of every kind once: kernels are compiled when they are first called, which takes seconds."""
+        if not self.device.sampler:
+            return
+        limits = np.array([[1.0, 0.5, -np.inf, 0.0]])
+        zero = np.zeros(1, np.int64)
+        heat, seed, choice, position, limit = self.device.put([np.ones(1), zero, zero, zero, limits])
+        logits = torch.zeros(1, self.model.config.vocab_size, device=heat.device)
+        for draws in (Draws(heat, seed, choice, position), Draws(heat, seed, choice, position, limit, most=1)):
+            for changes in ([], [Tensor.double]):
+                self._draw(self.device.sampler, logits, PlacedDraws(draws, changes))
 
     def _leaves_out(self, plan: list[Work], num_wanted: int) -> bool:
         """Whether rows that nobody wants, of prompts, are spared most of the last layer."""

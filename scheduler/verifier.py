@@ -179,11 +179,8 @@ class Verifier:
         if not work.yields or not generates(work.seq):
             return Verified(work, prompt_logprobs=scored)
         num = len(work.draft.tokens) + 1
-        logits, firsts = (
-            logits[-num:],
-            best[-num:],
-        )  # row i belongs to node i - 1 of the draft, row 0 to the last known token
-        tokens = _accepted(work, lambda i, ahead: self.law.token(work.seq, ahead, _known(firsts[i]), lambda: logits[i]))
+        logits, best = logits[-num:], best[-num:]  # row i behind node i - 1 of the draft
+        tokens = _accepted(work, lambda i, ahead: self.law.token(work.seq, ahead, _known(best[i]), lambda: logits[i]))
         return Verified(work, tuple(tokens), _score_output(work, logits, tokens), scored)
 
 

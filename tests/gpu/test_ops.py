@@ -1,5 +1,7 @@
 """Products, small operations and sampling on the GPU: against float64 or the CPU, bit for bit where that is meant."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,8 @@ from verdraft.kernels.chooser import choose_kernels, choose_sampler
 from verdraft.kernels.draws import Draws
 from verdraft.kernels.float8 import round_to_float8
 from verdraft.kernels.noise import Noise
-from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token
+from verdraft.kernels.sampling import LogitParams, TokenHistory, choose_token, row_logprobs
+from verdraft.kernels.torch_logprobs import logprobs
 
 ROWS = (*range(1, 18), 32, 64, 65, 128, 129, 255, 256)
 SHAPES = [(576, 960), (1536, 576), (1000, 333), (4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)]
@@ -90,6 +93,38 @@ def test_rotation_into_the_pool_and_moves(exact: Kernels, half: torch.dtype, dev
         assert torch.equal(now[targets], old[sources])
         others = torch.ones(len(old), dtype=torch.bool, device=device).index_fill_(0, slots, False)
         assert torch.equal(now[others], old[others])
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("vocabulary", [320, 128256])
+def test_the_devices_filters_are_the_cpus(exact: Kernels, vocabulary: int, wide: bool, device: torch.device) -> None:
+    kinds: list[dict[str, Any]] = [{"top_k": 50, "top_p": 0.95}, {"top_p": 0.6}, {"min_p": 0.1}, {"top_k": 3}, {}]
+    params = [LogitParams(temperature=heat, **kind) for kind in kinds for heat in (0.7, 1.0, 3.0)]
+    logits = (randn(len(params), vocabulary, device=device) * 8).round() / 4  # many are equal
+    limits = [(one.top_k, one.top_p, np.log(one.min_p) if one.min_p else -np.inf, 0.0) for one in params]
+    numbers = torch.arange(len(params), device=device)
+    heats = torch.tensor([one.temperature for one in params], dtype=torch.float64, device=device)
+    columns = torch.tensor(limits, dtype=torch.float64, device=device)
+    draws = Draws(heats, numbers, numbers % 3, numbers * 1000, columns, most=50)
+    expected = [
+        choose_token(row, one, TokenHistory(one), None, Noise(i, i % 3, i * 1000))
+        for i, (row, one) in enumerate(zip(logits.cpu().numpy(), params, strict=True))
+    ]
+    known = logits.double() if wide else logits
+    assert choose_sampler(device)(known, draws).tolist() == expected
+    columns[:, 3] = 1.0
+    assert choose_sampler(device)(known, draws).tolist() == torch_sampling.law_tokens(known, draws).tolist()
+
+
+def test_the_devices_logprobs_are_the_cpus(device: torch.device) -> None:
+    logits = (randn(9, 128256, device=device) * 8).round() / 4
+    tokens = torch.arange(9, device=device) * 1000
+    found = logprobs(logits, tokens, 20)
+    assert torch.equal(found[3:4], logprobs(logits[3:4], tokens[3:4], 20))
+    for told, row, token in zip(found.tolist(), logits.cpu().numpy(), tokens.tolist(), strict=True):
+        chosen, likeliest = row_logprobs(row, token, 20)
+        assert told[1:21] == [one for one, _ in likeliest]
+        np.testing.assert_allclose([told[0], *told[21:]], [chosen, *(value for _, value in likeliest)], atol=1e-9)
 
 
 @pytest.mark.parametrize("reduced", [False, True], ids=["all tokens", "every third"])

@@ -209,3 +209,17 @@ def test_only_rows_whose_token_a_grammar_may_change_come_to_the_host(
     assert 0 < device.fetched < 20
     assert device.asked == 0
     check_logprobs(found, bound)
+
+
+@late
+def test_kernels_of_every_kind_are_compiled_before_the_first_request(make_engine, late_device):
+    device, kinds = late_device(), set()
+    find = device.sampler
+
+    def sampler(logits, draws, token_ids=None, margins=None):
+        kinds.add((logits.dtype, draws.limits is None))
+        return find(logits, draws, token_ids, margins)
+
+    device.sampler = sampler
+    make_engine(device=device).measure()
+    assert kinds == {(dtype, free) for dtype in (torch.float32, torch.float64) for free in (True, False)}
