@@ -39,7 +39,10 @@ class Lookahead:
         return asked_for or self._patience.waits(len(running))
 
     def learn(self, flight: Flight, results: Seq[Verified | Failed]) -> None:
-        """What a pass has brought."""
+        """What a pass has brought. One whose sequences have all ended may have waited long for the next request."""
+        if not results:
+            self._patience.pause()
+            return
         tokens = sum(len(result.tokens) for result in results if isinstance(result, Verified))
         self._patience.learn(len(flight.plan), not flight.is_ahead, tokens, time.perf_counter())
 

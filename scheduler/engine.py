@@ -174,7 +174,9 @@ class Engine:
 
     def _run_ahead(self) -> None:
         """Begin the pass behind the one under way, if what that one finds decides nothing but tokens."""
-        if not self._flights or self._lookahead.waits() or not brings_one_token(self._flights[0].plan):
+        if not self._flights or not self._flights[0].begun:  # of one that could not begin there are none to take
+            return
+        if self._lookahead.waits() or not brings_one_token(self._flights[0].plan):
             return
         with as_if_committed(self._flights[0].plan):
             if self.scheduler.num_unpromised >= 0:  # nobody has to give way

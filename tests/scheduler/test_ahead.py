@@ -188,3 +188,56 @@ def test_any_traffic_gets_what_each_request_gets_alone(make_engine, drain, make_
             assert found[name] == expected[: len(found[name])]
         else:
             assert found[name] == expected
+
+
+@late
+def test_nothing_is_begun_behind_a_pass_that_could_not_begin(make_engine, drain, make_request, hash_model, late_device):
+    """A GPU may be short of memory when it is told of a pass. What the next one would take of it, nobody will find, and
+    to look up an embedding that is none costs a GPU all that it holds."""
+    tokens = []
+
+    class Watched(hash_model):
+        def embed(self, taken, positions):
+            tokens.extend(taken.tolist())
+            return super().embed(taken, positions)
+
+    class Short(late_device):
+        def start(self, work):
+            if self.begun == 4 and not tokens.count(-2):
+                tokens.append(-2)
+                raise torch.OutOfMemoryError("for a moment")
+            return super().start(work)
+
+    engine = make_engine(model=Watched(), device=Short())
+    fields = {"max_tokens": 12, "ignore_eos": True}
+    for i in range(3):
+        engine.add(make_request(str(i), [*PROMPT, i], speculation="off", **fields))
+    found = drain(engine)
+    for i in range(3):
+        assert found[str(i)].tokens == answer_of(make_engine, drain, make_request, [*PROMPT, i], **fields)
+    assert -2 in tokens
+    assert -1 not in tokens
+
+
+@late
+def test_time_without_work_is_no_time_of_any_pass(make_engine, drain, make_request):
+    """A request that stops by itself leaves a pass behind that was begun ahead; it ends in the next request's first
+    step, however much later that comes."""
+    learned = []
+
+    class Listening(Patience):
+        def learn(self, load, waited, tokens, now):
+            learned.append(tokens)
+            super().learn(load, waited, tokens, now)
+
+    engine = make_engine()
+    engine._lookahead._patience = Listening()
+    fields = {"max_tokens": 12, "ignore_eos": True, "speculation": "off"}
+    ending = answer_of(make_engine, drain, make_request, PROMPT, max_tokens=4, ignore_eos=True)[-1]
+    for i in range(2):
+        engine.add(make_request(str(i), PROMPT, stop_token_ids=frozenset({ending}), **fields))
+        drain(engine)
+        assert engine._flights
+    assert engine._device.ahead > 4
+    assert learned
+    assert 0 not in learned
