@@ -86,12 +86,17 @@ class Passes:
         return results
 
     def _blame(self, seq: Sequence, error: Exception) -> str:
-        if isinstance(error, BadLogits):
+        bans_all = isinstance(error, AllTokensMasked) or self._bans_all(seq)
+        if isinstance(error, BadLogits) and not bans_all:
             self.totals.corrupted += 1
             self.pool.forget(seq.blocks)
             seq.settle(0)
         logger.error("request %s failed in a step", seq.request.id, exc_info=error)
-        return "invalid_value" if isinstance(error, AllTokensMasked | ConstraintFailed) else "internal_error"
+        return "invalid_value" if bans_all or isinstance(error, ConstraintFailed) else "internal_error"
+
+    def _bans_all(self, seq: Sequence) -> bool:
+        """A device does not say why it has found no token."""
+        return len(self.verifier.law.banned(seq, 0) or ()) == self.runner.model.config.vocab_size
 
 
 def _fail(error: Exception) -> Passed:

@@ -376,3 +376,12 @@ def test_unseeded_choices_differ_and_seeded_ones_repeat(make_engine, drain, make
     assert outputs["fresh1"] != outputs["fresh2"]
     assert outputs["seeded1"] == outputs["seeded2"]
     assert outputs["choice"] != outputs["seeded1"]
+
+
+@pytest.mark.parametrize(("count", "ending"), [(48, ("error", "invalid_value")), (47, ("stop", None))])
+def test_a_request_that_forbids_every_token_is_at_fault_itself(make_engine, drain, make_request, count, ending):
+    engine = make_engine()
+    engine.add(make_request("a", [5, 6], min_tokens=2, max_tokens=9, stop_token_ids=frozenset(range(count))))
+    last = drain(engine)["a"].slices[-1]
+    assert (last.finish, last.error_code) == ending
+    assert engine.counters().corrupted == 0
