@@ -27,7 +27,7 @@ _ALIGNED = 16  # bytes: wherever an array may begin
 class Computed:
     """What a pass leaves where it was computed."""
 
-    tokens: Tensor  # [D] int64, or draws.BAD: of the rows whose tokens the device finds
+    tokens: Tensor  # [D] int64, or draws.BAD, draws.UNSURE: of the rows whose tokens the device finds
     margins: Tensor  # [D] float64, of these in rounding steps (outputs.Margins); [0] where kernels are exact
     scores: Tensor  # [S, 1 + 2n] float64: log-probabilities (torch_logprobs.py) of the first S of these
     logits: Tensor  # [R, V] float32: of the rows whose tokens the host finds
