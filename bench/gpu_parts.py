@@ -105,7 +105,7 @@ def products(bench: Bench) -> Iterator[Line]:
     for rows in bench.sizes.products:
         jobs = [(meter.randn(rows, ins), weight) for (ins, _), weight in zip(shapes, packed, strict=True)]
         read, flops = size * bench.form.weight_bytes(meter.dtype), 2 * rows * size
-        yield meter.line("products", bench.name, f"{rows} rows", partial(call, jobs), read, flops)
+        yield meter.line("products", bench.name, f"{rows} rows", partial(call, jobs), read, flops, rows in SHORT)
 
 
 def passes(bench: Bench) -> Iterator[Line]:

@@ -5,11 +5,12 @@ from typing import Final
 
 from verdraft.bench.gpu_meter import Line
 
-WIDTH: Final = 18  # of a column
+WIDTH: Final = 22  # of a column
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
-    """Microseconds of the lines that belong here, part by part; empty where nothing was measured."""
+    """Microseconds of the lines that belong here, part by part, each with its ratio to its own floor; the column of
+    floors is that of the first form. Empty where nothing was measured."""
     short = [line for line in lines if line.short]
     for part in dict.fromkeys(line.part for line in short):
         own = [line for line in short if line.part == part]
@@ -20,7 +21,11 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _row(case: str, lines: Sequence[Line], names: Sequence[str]) -> str:
-    found = {line.form: f"{line.us:.1f}" for line in lines}
+    found = {line.form: _cell(line) for line in lines}
     floors = (f"{line.floor_us:.1f}" for line in lines if line.floor_us is not None)
     cells = [next(floors, ""), *(found.get(name, "") for name in names)]
     return (case.ljust(47) + "".join(f"{cell:>{WIDTH}}" for cell in cells)).rstrip()
+
+
+def _cell(line: Line) -> str:
+    return f"{line.us:.1f}" if line.floor_us is None else f"{line.us:.1f} {line.us / line.floor_us:6.2f}"

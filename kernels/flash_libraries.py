@@ -145,6 +145,6 @@ def _require_ampere(name: str, capability: tuple[int, int]) -> None:
 def _import(module: str, name: str) -> Function:
     try:
         function: Function = getattr(importlib.import_module(module), name)
-    except (ImportError, OSError, AttributeError) as error:
+    except Exception as error:  # compiled code of others: whatever is wrong with it, other backends go on
         raise LibraryMissing(f"{module} cannot be imported ({error})") from error
     return function

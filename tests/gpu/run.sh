@@ -59,8 +59,8 @@ check() {
 echo "== checks"
 if $PYTHON -c 'import pytest' 2>/dev/null; then
     exec 3>&1 > >(tee "$OUT/checks.txt")
-    check 60 test_ops.py
-    check 60 test_attention.py
+    check 80 test_ops.py
+    check 80 test_attention.py
     check 120 test_law.py
     exec >&3 3>&-
     wait

@@ -2,7 +2,9 @@
 with torch; and which of them is found."""
 
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,7 +121,7 @@ def test_what_is_missing_is_told_for_every_library(
         return query
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", old_varlen_attn)
-    monkeypatch.setitem(__import__("sys").modules, "flash_attn", None)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
     with pytest.raises(LibraryMissing) as caught:
         find_flash_library(capability)
     for reason in (*reasons, "varlen_attn"):
@@ -128,7 +130,15 @@ def test_what_is_missing_is_told_for_every_library(
 
 def test_torchs_own_is_found_where_it_takes_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("flash_attn_interface", "flash_attn"):
-        monkeypatch.setitem(__import__("sys").modules, module, None)
+        monkeypatch.setitem(sys.modules, module, None)
+    assert find_flash_library((9, 0)).name == "torch's varlen_attn"
+
+
+def test_a_library_that_breaks_while_it_is_imported_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("flash_attn_interface", "flash_attn"):
+        (tmp_path / f"{module}.py").write_text("raise RuntimeError('made for another torch')")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
     assert find_flash_library((9, 0)).name == "torch's varlen_attn"
 
 
