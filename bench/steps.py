@@ -1,10 +1,10 @@
 """What a step takes on the host beside its pass: drafting, scheduling, staging, verifying and committing.
 
-    python -m verdraft.bench.steps --streams 16 64 --modes off hybrid
+    python -m verdraft.bench.steps --streams 16 64 --modes off hybrid --threads 1 --cpu-time
 
-The model is tiny and its passes are not counted. They are said to cost as much as where a further row hardly counts,
-so that sources draft as they do there; its vocabulary is so small that some of that is accepted. Half of the requests
-are greedy, the others sampled.
+The model is so small that its passes leave the host its caches, and they are not counted. They are said to cost as
+much as where a further row hardly counts, so that sources draft as they do there; the vocabulary is small enough for
+some of that to be accepted. Half of the requests are greedy, the others sampled.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verdraft.bench.gpu_model import TINY, random_model
-from verdraft.bench.timing import CPU
+from verdraft.bench.timing import CPU, add_time_flags, use_time_flags
 from verdraft.kernels.chooser import choose_kernels, choose_sampler
 from verdraft.kernels.draws import Sampler
 from verdraft.model.transformer import Transformer
@@ -32,7 +32,9 @@ from verdraft.scheduler.request import Mode, Request
 from verdraft.spec.predictor import load_predictor
 from verdraft.spec.spending import CostTable
 
-SMALL = replace(TINY, num_layers=1, vocab_size=32)
+SMALL = replace(
+    TINY, num_layers=1, vocab_size=32, hidden_size=32, intermediate_size=32, num_heads=1, num_kv_heads=1, head_dim=16
+)
 COSTS = CostTable((1, 64, 512), (6e-3, 7e-3, 14e-3))
 PROMPT, OUTPUT, WARM = 100, 1500, 30  # tokens, tokens, steps
 
@@ -119,12 +121,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=get_args(Mode), default=["off", "suffix", "hybrid"])
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--steps", type=int, default=200, help="of each line, at most")
+    add_time_flags(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
-    torch.set_num_threads(1)
+    use_time_flags(args)
     kernels = choose_kernels("auto", CPU, torch.float32)
     model = random_model(SMALL, kernels, torch.float32, CPU)
     for sampler in (None, choose_sampler(CPU)):
