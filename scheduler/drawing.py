@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,8 @@ def draws_of(places: Places) -> HostDraws:
         np.array([seq.request.choice for seq, _ in places], np.int64),
         np.array([seq.num_output + ahead for seq, ahead in places], np.int64),
     ]
-    filtered = [seq.request.params for seq in {seq for seq, _ in places} if seq.request.params.is_filtered]
+    shaped = {seq for seq, _ in places if not seq.is_plain}
+    filtered = [seq.request.params for seq in shaped if seq.request.params.is_filtered]
     if filtered:
         columns.append(np.array([_limits(seq) for seq, _ in places]))
     return HostDraws(columns, max((params.top_k for params in filtered if params.top_p < 1.0), default=0))
@@ -98,18 +100,31 @@ def _limits(seq: Sequence) -> tuple[float, float, float, float]:
 
 def draws_of_plan(drawn: Seq[Work], eos: Iterable[int]) -> HostDraws:
     """For every row of these works, in order; `eos` are the model's end tokens."""
-    places = [(work.seq, ahead) for work in drawn for ahead in [0, *work.draft.depths][: rows_wanted(work)]]
-    penalties, history = _penalties_of(drawn)
+    works = [work for work in drawn if rows_wanted(work)]
+    depths = [(0, *work.draft.depths) if work.draft.tokens else (0,) for work in works]
+    draws = _repeated(draws_of([(work.seq, 0) for work in works]), depths)
+    if all(work.seq.is_plain for work in works):
+        return draws
+    places = [(work.seq, ahead) for work, own in zip(works, depths, strict=True) for ahead in own]
+    penalties, history = _penalties_of(works)
     tops = [top for seq, _ in places if (top := seq.request.params.logprobs) is not None]
     return replace(
-        draws_of(places),
+        draws,
         penalties=penalties,
         edits=_edits_of(places, eos),
         history=history,
         scored=len(tops),
         top=max(tops, default=0),
-        held=any(work.seq.request.constraint is not UNCONSTRAINED for work in drawn),
+        held=any(work.seq.request.constraint is not UNCONSTRAINED for work in works),
     )
+
+
+def _repeated(draws: HostDraws, depths: Seq[Seq[int]]) -> HostDraws:
+    """From one row for each work to one for each of its depths."""
+    sizes = [len(own) for own in depths]
+    temperatures, seeds, choices, positions, *limits = (np.repeat(column, sizes, 0) for column in draws.columns)
+    ahead = np.fromiter(chain.from_iterable(depths), np.int64)
+    return replace(draws, columns=[temperatures, seeds, choices, np.add(positions, ahead), *limits])
 
 
 def _edits_of(places: Places, eos: Iterable[int]) -> Arrays:
@@ -127,23 +142,23 @@ def _edits_of(places: Places, eos: Iterable[int]) -> Arrays:
     return [at[:, 0], at[:, 1], np.array([*found.values()], np.float64)]
 
 
-def _penalties_of(drawn: Seq[Work]) -> tuple[Arrays, int]:
+def _penalties_of(works: Seq[Work]) -> tuple[Arrays, int]:
     """See draws.Penalties, and its size. What the rows of a work have in common is sent once."""
     rows: list[tuple[int, int, int]] = []
     factors: list[tuple[float, float, float]] = []
     drafted: list[tuple[int, int, int]] = []
     known: list[NDArray[np.int64]] = []
     first = begin = 0
-    for work in drawn:
-        params, history, num = work.seq.request.params, work.seq.history, rows_wanted(work)
-        if num and params.uses_history:
+    for work in works:
+        params, history = work.seq.request.params, work.seq.history
+        if params.uses_history:
             for row, path in enumerate(_paths(work.draft), first):
                 drafted += [(len(rows), token, history.count(token) + path.count(token)) for token in set(path)]
                 rows.append((row, begin, history.ids.size))
                 factors.append((params.repetition_penalty, params.presence_penalty, params.frequency_penalty))
             known.append(np.stack((history.ids, history.counts)))
             begin += history.ids.size
-        first += num
+        first += len(work.draft.tokens) + 1
     if not rows:
         return [], 0
     arrays = [

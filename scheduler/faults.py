@@ -23,21 +23,23 @@ def _due(work: Work, kind: str) -> bool:
 
 def inject_before(plan: list[Work]) -> None:
     """`freeze` blocks once; `raise` raises every time, so that the retry alone fails too."""
-    for work in plan:
+    faulty = [work for work in plan if work.seq.request.fault]
+    for work in faulty:
         if _due(work, "freeze") and work.seq.request.fault:
             work.seq.fault_fired = True
             time.sleep(work.seq.request.fault.seconds)
-    if any(_due(work, "raise") for work in plan):
+    if any(_due(work, "raise") for work in faulty):
         raise InjectedFault("injected by a test hook")
 
 
 def inject_nan(plan: list[Work], passed: Passed) -> None:
     """Turn a due request's logits into NaN, or what the device had found into what it makes of them."""
     for work, (drawn, rows) in zip(plan, passed.spans, strict=True):
-        if _due(work, "nan") and drawn:
-            passed.tokens[rows] = BAD
-        elif _due(work, "nan"):
-            passed.logits[rows] = np.nan
+        if work.seq.request.fault and _due(work, "nan"):
+            if drawn:
+                passed.tokens[rows] = BAD
+            else:
+                passed.logits[rows] = np.nan
 
 
 def wants_preemption(work: Work) -> bool:

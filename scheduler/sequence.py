@@ -50,7 +50,7 @@ class Sequence:
     num_prompt: int = field(init=False)
     seed: int = field(init=False)
     history: TokenHistory = field(init=False)
-    is_argmax: bool = field(init=False)  # the likeliest token comes, whatever came before, and nobody looks at logits
+    is_plain: bool = field(init=False)  # temperature and noise alone say which token comes, and nobody looks at logits
     computed: list[int] = field(init=False)
     behind: list[Boundary] = field(init=False)
     blocks: "array[int]" = field(default_factory=lambda: array("i"))  # plain numbers, which passes copy at once
@@ -78,9 +78,9 @@ class Sequence:
         params = self.request.params
         self.seed = secrets.randbits(63) if params.seed is None else params.seed
         self.history = TokenHistory(params, self.tokens)
-        unseen = params.logprobs is params.prompt_logprobs is None
-        plain = params.plain_greedy and not params.min_tokens and self.request.constraint is UNCONSTRAINED
-        self.is_argmax = plain and unseen
+        shaped = params.uses_history or params.logit_bias or params.is_filtered or params.min_tokens
+        seen = params.logprobs is not None or params.prompt_logprobs is not None
+        self.is_plain = not shaped and not seen and self.request.constraint is UNCONSTRAINED
         self.computed = [0] * self.num_segments
         self.behind = [Boundary() for _ in range(self.num_segments - 1)]
         self.keys = [root_key(self.request.cache_salt)]

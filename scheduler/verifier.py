@@ -134,7 +134,7 @@ class Verifier:
             else self._verify_allowed(work, drawn[rows], scores[rows], partial(passed.row, rows.start))
             if is_drawn
             else self._verify_found(work, best[rows])
-            if work.seq.is_argmax
+            if work.seq.is_plain and work.seq.request.params.temperature == 0.0
             else self._verify_one(work, passed.logits[rows], best[rows])
             for work, (is_drawn, rows) in zip(plan, passed.spans, strict=True)
         ]
