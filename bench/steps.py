@@ -5,6 +5,10 @@
 The model is so small that its passes leave the host its caches, and they are not counted. They are said to cost as
 much as where a further row hardly counts, so that sources draft as they do there; the vocabulary is small enough for
 some of that to be accepted. Half of the requests are greedy, the others sampled.
+
+The floor are facts that every step has to touch once a sequence: its newest token, position and blocks, which a pass is
+told; the token found, which goes to its tokens, its stop check and its reader; and its suffix index, which learns that
+token and is asked what may follow. All else is once a step, or only where a draft, a penalty or a grammar asks for it.
 """
 
 import argparse
