@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 
 from verdraft.scheduler.drafting import Drafting
-from verdraft.scheduler.passed import can_be_drawn, generates
+from verdraft.scheduler.passed import generates
 from verdraft.scheduler.passes import Flight
 from verdraft.scheduler.plan import UNKNOWN, Work
 from verdraft.scheduler.scheduler import Scheduler
@@ -54,7 +54,7 @@ class Lookahead:
 def is_foreseeable(seq: Sequence) -> bool:
     """Whether the device finds a token of this sequence while the host does not know the one before."""
     blind = not seq.request.params.uses_history and seq.request.constraint is UNCONSTRAINED
-    return blind and not seq.request.fault and generates(seq) and can_be_drawn(seq)
+    return blind and not seq.request.fault and generates(seq)
 
 
 def brings_one_token(plan: Seq[Work]) -> bool:

@@ -29,8 +29,8 @@ class Computed:
 
     tokens: Tensor  # [D] int64, or draws.BAD, draws.UNSURE: of the rows whose tokens the device finds
     margins: Tensor  # [D] float64, of these in rounding steps (outputs.Margins); [0] where kernels are exact
-    scores: Tensor  # [S, 1 + 2n] float64: log-probabilities (torch_logprobs.py) of the first S of these
-    logits: Tensor  # [R, V] float32: of the rows whose tokens the host finds
+    scores: Tensor  # [P + S, 1 + 2n] float64: log-probabilities (torch_logprobs.py) of prompts, then of S of these
+    logits: Tensor  # [R, V] float32: of the rows whose tokens the host finds, if it does
     taps: Tensor | None  # [T, taps * hidden], to stay there
     held: Tensor | None = None  # [D, V] float32: of the rows whose tokens the device finds, where the host may ask
 
@@ -62,7 +62,7 @@ Read = Callable[[], Found]  # waits; raises what went wrong meanwhile
 
 class Device(Protocol):
     """Where the model is. `overlaps`: a pass goes on while the host does something else. `sampler` finds tokens where
-    the logits are; None: the host finds all of them."""
+    the logits are; None: the host finds them, and no pass can go on without it."""
 
     @property
     def overlaps(self) -> bool: ...

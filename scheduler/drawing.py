@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verdraft.kernels.draws import Draws, Edits, Penalties
 from verdraft.scheduler.batches import Arrays
-from verdraft.scheduler.passed import banned, rows_wanted
+from verdraft.scheduler.passed import banned, rows_deciding
 from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.constraint import UNCONSTRAINED
@@ -100,7 +100,7 @@ def _limits(seq: Sequence) -> tuple[float, float, float, float]:
 
 def draws_of_plan(drawn: Seq[Work], eos: Iterable[int]) -> HostDraws:
     """For every row of these works, in order; `eos` are the model's end tokens."""
-    works = [work for work in drawn if rows_wanted(work)]
+    works = [work for work in drawn if rows_deciding(work)]
     depths = [(0, *work.draft.depths) if work.draft.tokens else (0,) for work in works]
     draws = _repeated(draws_of([(work.seq, 0) for work in works]), depths)
     if all(work.seq.is_plain for work in works):

@@ -34,10 +34,10 @@ def inject_before(plan: list[Work]) -> None:
 
 def inject_nan(plan: list[Work], passed: Passed) -> None:
     """Turn a due request's logits into NaN, or what the device had found into what it makes of them."""
-    for work, (drawn, rows) in zip(plan, passed.spans, strict=True):
+    for work, (rows, told) in zip(plan, passed.spans, strict=True):
         if work.seq.request.fault and _due(work, "nan"):
-            if drawn:
-                passed.tokens[rows] = BAD
+            if passed.drawn:
+                passed.tokens[rows], passed.prompt_scores[told] = BAD, np.nan
             else:
                 passed.logits[rows] = np.nan
 

@@ -14,29 +14,27 @@ from verdraft.scheduler.plan import Work
 from verdraft.scheduler.sequence import Sequence
 from verdraft.spec.constraint import UNCONSTRAINED
 
-_SCORED, _DRAWN, _ASKED = range(3)  # kinds of rows, in their order
-
 Rows = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 class Span(NamedTuple):
-    """Where a work's answers are: among the tokens if they were drawn, else among the logits."""
+    """Where a work's answers are."""
 
-    drawn: bool
-    rows: slice
+    rows: slice  # among the tokens if the device finds them, else among the logits
+    told: slice  # among the prompt's scores
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What came out of a pass; a span for every work of the plan, and for each rows_wanted(work) answers."""
+    """What came out of a pass, with a span for every work of the plan: tokens if `drawn`, else logits."""
 
+    drawn: bool
     tokens: Ints  # [D]: the law's, where no grammar counts; or draws.BAD, draws.UNSURE
     margins: Floats  # [D]: theirs, in rounding steps (outputs.Margins); [0] where kernels are exact
-    scores: (
-        Floats  # [S, 1 + 2n]: log-probabilities (torch_logprobs.py) of the first of them, which somebody wants to see
-    )
+    scores: Floats  # [S, 1 + 2n]: log-probabilities (torch_logprobs.py) of the first of them, if somebody wants some
+    prompt_scores: Floats  # [P, 1 + 2n]: those of prompts
     logits: Rows  # [R, V]
     taps: Tensor | None  # [T, taps * hidden]: work.num_tokens rows per work, in order; None without taps
     spans: Seq[Span]
@@ -45,18 +43,29 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which of a pass's rows are wanted: those that are drawn and scored, those only drawn, then the others."""
+    """Which of a pass's rows are wanted. Where tokens are drawn: those that decide one, the scored ones first, then
+    those that score a prompt token."""
 
-    rows: Ints  # [D + R] indices into the pass
+    rows: Ints  # [D + P], or [R] where the host decides: indices into the pass
     spans: Seq[Span]
-    drawn: Seq[Work]  # in the order of their rows
+    order: Seq[Work]  # that of the rows
+    targets: Ints  # [P]: the prompt tokens that are scored
+    top: int  # of the likeliest tokens beside these
 
 
 def rows_wanted(work: Work) -> int:
     """How many of the pass's last tokens need logits: all with prompt logprobs, else those that decide tokens."""
-    if work.seq.request.params.prompt_logprobs is not None and work.start < work.seq.num_prompt:
-        return work.num_tokens
+    return work.num_tokens if scores_prompt(work) else rows_deciding(work)
+
+
+def rows_deciding(work: Work) -> int:
+    """How many of the pass's last tokens decide tokens."""
     return len(work.draft.tokens) + 1 if work.yields and generates(work.seq) else 0
+
+
+def scores_prompt(work: Work) -> bool:
+    """Whether somebody wants to see log-probabilities of prompt tokens that this pass takes."""
+    return work.seq.request.params.prompt_logprobs is not None and work.start < work.seq.num_prompt
 
 
 def generates(seq: Sequence) -> bool:
@@ -71,12 +80,6 @@ def is_raw(seq: Sequence) -> bool:
     return not changed and seq.request.constraint is UNCONSTRAINED
 
 
-def can_be_drawn(seq: Sequence) -> bool:
-    """Whether the device finds this request's tokens, whatever is drafted: where nobody wants to see the prompt's
-    log-probabilities."""
-    return seq.request.params.prompt_logprobs is None
-
-
 def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:
     """What min_tokens forbids `ahead` tokens behind the committed ones, where `eos` end a text."""
     params = seq.request.params
@@ -84,23 +87,32 @@ def banned(seq: Sequence, ahead: int, eos: Iterable[int]) -> list[int] | None:
 
 
 def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
-    """What the pass over this plan has to answer; `draws`: the device finds tokens where it can."""
-    kinds = [_kind(work.seq) if draws else _ASKED for work in plan]
+    """What the pass over this plan has to answer; `draws`: the device finds tokens."""
     ends = list(accumulate(work.num_tokens for work in plan))
-    order = sorted(range(len(plan)), key=kinds.__getitem__)
-    found: list[int] = []
-    shown: list[int] = []
+    order = sorted(range(len(plan)), key=lambda i: draws and plan[i].seq.request.params.logprobs is None)
+    rows: list[int] = []
+    told: list[int] = []
+    targets: list[int] = []
     spans: dict[int, Span] = {}
     for i in order:
-        rows = shown if kinds[i] == _ASKED else found
-        begin = len(rows)
-        rows += range(ends[i] - rows_wanted(plan[i]), ends[i])
-        spans[i] = Span(kinds[i] != _ASKED, slice(begin, len(rows)))
-    drawn = [plan[i] for i in order if spans[i].drawn]
-    return Wanted(np.array(found + shown, np.int64), [spans[i] for i in range(len(plan))], drawn)
+        work, first_row, first_told = plan[i], len(rows), len(told)
+        begin = end = ends[i] - rows_wanted(work)
+        if draws and scores_prompt(work):
+            end = ends[i] - rows_deciding(work)
+            told += range(begin, end)
+            targets += _followers(work)[: end - begin]
+        rows += range(end, ends[i])
+        spans[i] = Span(slice(first_row, len(rows)), slice(first_told, len(told)))
+    tops = [work.seq.request.params.prompt_logprobs or 0 for work in plan] if told else []
+    return Wanted(
+        np.array(rows + told, np.int64),
+        [spans[i] for i in range(len(plan))],
+        [plan[i] for i in order],
+        np.array(targets, np.int64),
+        max(tops, default=0),
+    )
 
 
-def _kind(seq: Sequence) -> int:
-    if not can_be_drawn(seq):
-        return _ASKED
-    return _DRAWN if seq.request.params.logprobs is None else _SCORED
+def _followers(work: Work) -> list[int]:
+    """The known token behind each one of the work; any where there is none yet."""
+    return [*work.seq.tokens[work.start + 1 : work.end + 1], 0]

@@ -29,6 +29,7 @@ from verdraft.scheduler.verifier import Verified
 HOST = HostDevice()
 NO_TOKENS = torch.empty(0, dtype=torch.int64)
 NO_MARGINS = NO_SCORES = torch.empty(0, dtype=torch.float64)
+TOLD_AT_ONCE = 128  # prompt tokens: half a gigabyte while they are scored among 128 thousand others
 WORTH_LEAVING_OUT = 8  # rows at the last layer: for fewer, calls of its own cost more than they save
 
 
@@ -68,8 +69,8 @@ class Begun:
 
     @property
     def rows(self) -> dict[Sequence, int]:
-        """Where among the tokens of the pass those of each sequence begin that it finds."""
-        return {work.seq: span.rows.start for work, span in zip(self.plan, self.spans, strict=True) if span.drawn}
+        """Where among the tokens of the pass those of each sequence begin."""
+        return {work.seq: span.rows.start for work, span in zip(self.plan, self.spans, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,38 +118,58 @@ class Runner:
         comes has ended, and take that one's tokens where the plan has UNKNOWN ones. The second of what this returns
         waits for its end."""
         wanted = order_rows(plan, self.device.sampler is not None)
-        draws = draws_of_plan(wanted.drawn, self.eos) if wanted.drawn else None
-        rest = [wanted.rows, *(draws.arrays if draws else ())]
+        draws = draws_of_plan(wanted.order, self.eos) if self.device.sampler else None
+        rest = [wanted.rows, wanted.targets, *(draws.arrays if draws else ())]
         staged = self._stage(plan, self.num_segments, rest, self._leaves_out(plan, len(wanted.rows)), behind)
         begun = Begun(plan, wanted.spans)
-        read = self.device.start(partial(self._compute, staged, draws, begun))
+        read = self.device.start(partial(self._compute, staged, draws, wanted.top, begun))
 
         def passed() -> Passed:
             found = read()
             self.model.check()
-            row = partial(self._row, found)
-            return Passed(found.tokens, found.margins, found.scores, found.logits, found.taps, wanted.spans, row)
+            return Passed(
+                draws is not None,
+                found.tokens,
+                found.margins,
+                found.scores[len(wanted.targets) :],
+                found.scores[: len(wanted.targets)],
+                found.logits,
+                found.taps,
+                wanted.spans,
+                partial(self._row, found),
+            )
 
         return begun, passed
 
     @torch.inference_mode()
-    def _compute(self, staged: Staged, draws: HostDraws | None, begun: Begun) -> Computed:
-        computed = self._computed(staged, draws)
+    def _compute(self, staged: Staged, draws: HostDraws | None, top: int, begun: Begun) -> Computed:
+        computed = self._computed(staged, draws, top)
         begun.tokens = computed.tokens
         return computed
 
-    def _computed(self, staged: Staged, draws: HostDraws | None) -> Computed:
-        rows, (wanted, *columns) = self._walk(staged), staged.rest
+    def _computed(self, staged: Staged, draws: HostDraws | None, top: int) -> Computed:
+        """`top`: so many of the likeliest tokens are told beside each prompt token."""
+        rows, (wanted, targets, *columns) = self._walk(staged), staged.rest
         hidden = self.stream(rows)
         if staged.top:
             hidden, wanted = self._last_layer(hidden, staged.segments[-1].batch, staged.top, wanted)
-        logits, taps = self._logits(hidden, wanted), rows[:, hidden.shape[1] :] if staged.taps else None
+        taps = rows[:, hidden.shape[1] :] if staged.taps else None
         if not self.device.sampler or not draws:
-            return Computed(NO_TOKENS, NO_MARGINS, NO_SCORES, logits, taps)
-        tokens, margins = self._draw(self.device.sampler, logits[: draws.num], draws.placed(columns))
-        scores = logprobs(logits[: draws.scored], tokens[: draws.scored], draws.top) if draws.scored else NO_SCORES
-        held = logits[: draws.num] if draws.held else None
-        return Computed(tokens, margins, scores, logits[draws.num :], taps, held)
+            return Computed(NO_TOKENS, NO_MARGINS, NO_SCORES, self._logits(hidden, wanted), taps)
+        top = max(top, draws.top)
+        scores = self._told(hidden, wanted[draws.num :], targets, top)
+        logits = self._logits(hidden, wanted[: draws.num])
+        tokens, margins = self._draw(self.device.sampler, logits, draws.placed(columns))
+        if draws.scored:
+            scores.append(logprobs(logits[: draws.scored], tokens[: draws.scored], top))
+        held = logits if draws.held else None
+        return Computed(tokens, margins, torch.cat(scores) if scores else NO_SCORES, logits[:0], taps, held)
+
+    def _told(self, hidden: Tensor, rows: Tensor, targets: Tensor, top: int) -> list[Tensor]:  # [N, hidden], [P], [P]
+        """Log-probabilities (torch_logprobs.py) of these tokens behind these rows. Logits of a whole prompt can be more
+        than there is room for."""
+        pieces = [slice(first, first + TOLD_AT_ONCE) for first in range(0, len(rows), TOLD_AT_ONCE)]
+        return [logprobs(self._logits(hidden, rows[piece]), targets[piece], top) for piece in pieces]
 
     def _row(self, found: Found, first: int, i: int) -> Rows:
         assert found.held is not None

@@ -124,19 +124,35 @@ class Verifier:
 
     def verify(self, plan: list[Work], passed: Passed) -> list[Verified]:
         """What the pass over this plan means. Raises NO_TOKEN."""
+        return self._verify_drawn(plan, passed) if passed.drawn else self._verify_shown(plan, passed)
+
+    def _verify_drawn(self, plan: list[Work], passed: Passed) -> list[Verified]:
+        """Where the device has found tokens."""
+        tokens, margins, scores = passed.tokens.tolist(), passed.margins.tolist(), passed.scores.tolist()
+        found = [
+            self._verify_found(work, tokens[rows], margins[rows], scores[rows])
+            if work.seq.request.constraint is UNCONSTRAINED
+            else self._verify_allowed(work, tokens[rows], scores[rows], partial(passed.row, rows.start))
+            for work, (rows, _) in zip(plan, passed.spans, strict=True)
+        ]
+        told = passed.prompt_scores.tolist()
+        if not told:
+            return found
+        return [
+            one._replace(prompt_logprobs=_told_prompt(one.work, told[span.told]))
+            for one, span in zip(found, passed.spans, strict=True)
+        ]
+
+    def _verify_shown(self, plan: list[Work], passed: Passed) -> list[Verified]:
+        """Where the host has logits."""
         array = argmax_rows(passed.logits)
         array[bad_rows(passed.logits, array)] = BAD
-        best, drawn, margins = array.tolist(), passed.tokens.tolist(), passed.margins.tolist()
-        scores = passed.scores.tolist()
+        best = array.tolist()
         return [
-            self._verify_found(work, drawn[rows], margins[rows], scores[rows])
-            if is_drawn and work.seq.request.constraint is UNCONSTRAINED
-            else self._verify_allowed(work, drawn[rows], scores[rows], partial(passed.row, rows.start))
-            if is_drawn
-            else self._verify_found(work, best[rows])
+            self._verify_found(work, best[rows])
             if work.seq.is_plain and work.seq.request.params.temperature == 0.0
             else self._verify_one(work, passed.logits[rows], best[rows])
-            for work, (is_drawn, rows) in zip(plan, passed.spans, strict=True)
+            for work, (rows, _) in zip(plan, passed.spans, strict=True)
         ]
 
     def _verify_found(
@@ -235,6 +251,14 @@ def _score_prompt(work: Work, logits: Rows) -> tuple[TokenLogprobs, ...]:
         return ()
     targets = seq.tokens[work.start + 1 : min(work.start + work.num_tokens + 1, seq.num_prompt)]
     return tuple(_score(row, token, top) for row, token in zip(logits, targets, strict=False))
+
+
+def _told_prompt(work: Work, scores: Seq[Seq[float]]) -> tuple[TokenLogprobs, ...]:
+    """The same, where the device has found them; of a prompt that is computed again, also what came behind it."""
+    seq, top = work.seq, work.seq.request.params.prompt_logprobs
+    if top is None or seq.finished:
+        return ()
+    return tuple(_told(row, top) for row in scores[: seq.num_prompt - 1 - work.start])
 
 
 def _told(scores: Seq[float], top: int) -> TokenLogprobs:

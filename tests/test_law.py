@@ -181,7 +181,7 @@ def device(request: pytest.FixtureRequest, late_device: Any) -> Iterator[Device]
     """The CPU, and the CPU as if it were a GPU: fed in one copy, asked late, and for tokens where it can tell them."""
     late = late_device()
     yield HostDevice() if request.param == "host" else late
-    assert (late.drawn + late.asked > 0) is (request.param == "late")
+    assert (late.drawn > 0) is (request.param == "late")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_tiny_models_keep_the_law(
     model = load(request.getfixturevalue(f"tiny_{family}_path"))
     jobs = jobs_for(model.config.vocab_size, 40, 24)
     assert check_law(model, jobs, settings, device=device)[0] > 600 * len(settings)
-    assert isinstance(device, HostDevice) or min(device.drawn, device.asked) > 100 * len(settings)
+    assert isinstance(device, HostDevice) or (device.drawn > 100 * len(settings) and not device.asked)
 
 
 @pytest.mark.parametrize("activations", ["float", "int8"])

@@ -40,7 +40,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_p": 0.9},
     {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
     {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "min_p": 0.01},
-    {"temperature": 0.0},
+    {"temperature": 0.0, "prompt_logprobs": 2},
     {"temperature": 0.7, "logit_bias": {17: 3.0}, "min_tokens": 20},
 ]
 HEAD = EagleConfig(

@@ -35,8 +35,9 @@ def batch_of(make_engine, make_request, count, **fields):
 
 
 @late
-def test_without_drafts_no_pass_waits_for_the_host(make_engine, drain, make_request):
-    engine = batch_of(make_engine, make_request, 5, max_tokens=12, temperature=1.0)
+@pytest.mark.parametrize("top", [None, 1])
+def test_without_drafts_no_pass_waits_for_the_host(make_engine, drain, make_request, top):
+    engine = batch_of(make_engine, make_request, 5, max_tokens=12, temperature=1.0, prompt_logprobs=top)
     found = drain(engine)
     assert engine._device.ahead == engine._device.begun - 1 > 11
     for i in range(5):

@@ -1,5 +1,6 @@
 """Passes that are under way between two steps: what is staged for them, who leaves meanwhile, what fails late."""
 
+import random
 from collections.abc import Collection
 from typing import Any
 
@@ -125,8 +126,11 @@ def test_a_pass_that_came_but_is_worth_nothing_gives_no_tokens(make_engine, drai
 
 def check_logprobs(told: Any, known: Any) -> None:
     """Those of the device and of the host, with whom it may differ by a rounding of sums."""
-    pairs = [[one for piece in answer.slices for one in piece.logprobs] for answer in (told, known)]
-    for a, b in zip(*pairs, strict=True):
+    check_scores(*([one for piece in answer.slices for one in piece.logprobs] for answer in (told, known)))
+
+
+def check_scores(told: Any, known: Any) -> None:
+    for a, b in zip(told, known, strict=True):
         assert [token for token, _ in a.top] == [token for token, _ in b.top]
         assert [value for _, value in a.top] == pytest.approx([value for _, value in b.top], abs=1e-9)
         assert a.logprob == pytest.approx(b.logprob, abs=1e-9)
@@ -162,6 +166,51 @@ def test_logprobs_are_those_that_the_host_finds(make_engine, drain, make_request
         assert told.tokens == known.tokens
         assert sum(len(piece.logprobs) for piece in told.slices) == (0 if top is None else 12)
         check_logprobs(told, known)
+
+
+def told_of(engine: Any, drain: Any, make_request: Any, prompts: dict[str, list[int]], tops: dict[str, Any]) -> Any:
+    """Answers to these prompts with so many log-probabilities, some of the outputs' too, one with a penalty."""
+    for name, prompt in prompts.items():
+        fields = {"temperature": 0.8, "seed": 1, "repetition_penalty": 1.2} if name == "b" else {}
+        wanted = {"max_tokens": 0 if name == "d" else 6, "logprobs": 5 if name in "ab" else None}
+        request = make_request(name, prompt, ignore_eos=True, prompt_logprobs=tops[name], **wanted, **fields)
+        engine.add(request)
+    return drain(engine)
+
+
+@late
+@pytest.mark.parametrize("mode", ["off", "suffix"])
+def test_prompt_logprobs_are_those_that_the_host_finds(make_engine, drain, make_request, late_device, mode):
+    """However prompts are cut, and whoever computes beside them; bit for bit the same however that is."""
+    rng = random.Random(0)
+    sizes = {"a": 200, "b": 9, "c": 1, "d": 31, "e": 40}
+    prompts = {name: [rng.randrange(1, 48) for _ in range(size)] for name, size in sizes.items()} | {"f": PROMPT * 5}
+    tops = {"a": 2, "b": 0, "c": 1, "d": 100, "e": None, "f": 1}
+
+    def answers(device, chunk):
+        engine = make_engine(device=device, max_batch_tokens=chunk, num_blocks=128, max_model_len=512)
+
+        def make(name, prompt, **fields):
+            return make_request(name, prompt, speculation=mode, **fields)
+
+        return told_of(engine, drain, make, prompts, tops)
+
+    def prompt_logprobs(answer):
+        return [one for piece in answer.slices for one in piece.prompt_logprobs]
+
+    expected, before = answers(HostDevice(), 512), None
+    for chunk in (512, 64, 7):
+        device = late_device()
+        found = answers(device, chunk)
+        assert device.asked == 0
+        told = {name: prompt_logprobs(found[name]) for name in prompts}
+        for name, prompt in prompts.items():
+            assert found[name].tokens == expected[name].tokens
+            assert len(told[name]) == (0 if tops[name] is None else len(prompt) - 1)
+            check_scores(told[name], prompt_logprobs(expected[name]))
+            check_logprobs(found[name], expected[name])
+        assert before in (None, told)
+        before = told
 
 
 class Forbids(Unconstrained):

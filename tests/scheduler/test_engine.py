@@ -82,6 +82,16 @@ def test_zero_tokens_computes_the_prompt_alone(make_engine, drain, make_request)
     assert len(found.slices[0].prompt_logprobs) == len(PROMPT) - 1
 
 
+def test_a_prompt_that_cannot_be_scored_fails_alone(make_engine, drain, make_request):
+    engine = make_engine()
+    for name, fault in (("bad", Fault("nan")), ("good", None)):
+        engine.add(make_request(name, PROMPT, max_tokens=0, prompt_logprobs=2, fault=fault))
+    found = drain(engine)
+    assert (found["bad"].finish, found["good"].finish) == ("error", "length")
+    assert len(found["good"].slices[0].prompt_logprobs) == len(PROMPT) - 1
+    assert engine.counters().corrupted == 1
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10**6))
 def test_any_mix_of_drafts_pool_sizes_and_arrivals_keeps_the_law(make_engine, drain, make_request, scripted, seed):
