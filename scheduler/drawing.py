@@ -86,7 +86,7 @@ def draws_of(places: Places) -> HostDraws:
     shaped = {seq for seq, _ in places if not seq.is_plain}
     filtered = [seq.request.params for seq in shaped if seq.request.params.is_filtered]
     if filtered:
-        columns.append(np.array([_limits(seq) for seq, _ in places]))
+        columns.append(np.array([_limits(seq) for seq, _ in places], np.float64))
     return HostDraws(columns, max((params.top_k for params in filtered if params.top_p < 1.0), default=0))
 
 
@@ -163,7 +163,7 @@ def _penalties_of(works: Seq[Work]) -> tuple[Arrays, int]:
         return [], 0
     arrays = [
         np.array(rows).T,
-        np.array(factors).T,
+        np.array(factors, np.float64).T,
         np.concatenate(known, 1),
         np.array(drafted, np.int64).reshape(-1, 3).T,
     ]

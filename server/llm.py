@@ -194,7 +194,7 @@ class LLM:
         ]
 
     def _submit(self, name: str, prompt: Sequence[int], sampling: SamplingParams) -> dict[Request, _Choice]:
-        options = GenerationOptions(sampling=sampling, n=sampling.n, stop=sampling.stops)
+        options = GenerationOptions(sampling=sampling.resolved, n=sampling.n, stop=sampling.stops)
         prepared = Prepared(
             options=options,
             prompts=(prompt,),

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from verdraft.scheduler import params
 
-SEED_BOUND = 2**63
+INT64_BOUND = 2**63
 BIAS_BOUND = 100
 
 
@@ -28,14 +29,19 @@ class SamplingParams(params.SamplingParams):
         _number("repetition_penalty", self.repetition_penalty, math.nextafter(0, 1))
         _number("presence_penalty", self.presence_penalty, -2, 2)
         _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, INT64_BOUND - 1)
         _integer("n", self.n, 1)
         _integer("max_tokens", self.max_tokens, 1)
         _integer("logprobs", self.logprobs, 0)
-        _integer("seed", self.seed, -SEED_BOUND, SEED_BOUND - 1)
+        _integer("seed", self.seed, -INT64_BOUND, INT64_BOUND - 1)
         _integer("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_bias(self.logit_bias)
         _check_stop(self.stop)
+
+    @property
+    def resolved(self) -> Self:
+        """As an engine takes them, where 0 alone turns top_k off."""
+        return replace(self, top_k=0) if self.top_k < 0 else self
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -39,6 +39,13 @@ def test_choices_stops_and_seeds(llm: LLM) -> None:
     assert (chat[0].outputs[0].text, chat[0].outputs[0].finish_reason) == ("Hello ", "stop")
 
 
+def test_engines_are_told_in_one_way_that_top_k_is_off(llm: LLM) -> None:
+    """A GPU kept no token of a request with -1 and another filter."""
+    (request,) = llm._submit("a", [5, 6], SamplingParams(top_k=-1, top_p=0.9))
+    llm._engine.abort(request)
+    assert request.params == SamplingParams(top_k=0, top_p=0.9)
+
+
 @pytest.mark.parametrize(
     ("prompts", "params"),
     [

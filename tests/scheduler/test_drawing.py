@@ -25,6 +25,7 @@ KINDS: list[dict[str, Any]] = [
     {"repetition_penalty": 0.7, "presence_penalty": -2.0, "frequency_penalty": 0.7, "min_tokens": 6},
     {"repetition_penalty": 1e300, "frequency_penalty": 2.0},
     {"repetition_penalty": 1e-300},
+    {"repetition_penalty": 10**20},
 ]
 DRAFTS = [
     EMPTY,

@@ -31,7 +31,7 @@ sampling = st.fixed_dictionaries(
         "max_tokens": st.integers(1, 30),
     },
     optional={
-        "top_k": st.sampled_from([1, 2, 5, 48, 1000]),
+        "top_k": st.sampled_from([1, 2, 5, 48, 1000, 2**63 - 1]),
         "top_p": st.floats(0.05, 1.0),
         "min_p": st.floats(0.0, 1.0),
         "repetition_penalty": st.floats(0.1, 3.0),

@@ -18,6 +18,7 @@ from verdraft.server.settings import Settings
         {"top_p": 0},
         {"top_k": "x"},
         {"top_k": -2},
+        {"top_k": 2**63},
         {"n": 0},
         {"n": 1.5},
         {"max_tokens": 0},
@@ -43,7 +44,8 @@ def test_bad_params_are_named(bad: dict[str, Any]) -> None:
 
 def test_the_bounds_themselves_are_fine() -> None:
     low = SamplingParams(seed=-(2**63), top_k=-1, logit_bias={1: -100}, temperature=0, min_tokens=0, n=1)
-    high = SamplingParams(seed=2**63 - 1, logit_bias={1: 100}, temperature=2, min_tokens=2, max_tokens=2, stop="x")
+    most = {"seed": 2**63 - 1, "top_k": 2**63 - 1, "logit_bias": {1: 100}, "temperature": 2}
+    high = SamplingParams(**most, min_tokens=2, max_tokens=2, stop="x")
     assert (low.seed, low.stops, high.stops) == (-(2**63), (), ("x",))
 
 
