@@ -96,12 +96,12 @@ def order_rows(plan: Seq[Work], draws: bool) -> Wanted:
     spans: dict[int, Span] = {}
     for i in order:
         work, first_row, first_told = plan[i], len(rows), len(told)
-        begin = end = ends[i] - rows_wanted(work)
-        if draws and scores_prompt(work):
-            end = ends[i] - rows_deciding(work)
-            told += range(begin, end)
-            targets += _followers(work)[: end - begin]
-        rows += range(end, ends[i])
+        deciding = ends[i] - rows_deciding(work)
+        if scores_prompt(work):
+            scoring = range(ends[i] - work.num_tokens, deciding)
+            (told if draws else rows).extend(scoring)
+            targets += _followers(work)[: len(scoring)] if draws else ()
+        rows += range(deciding, ends[i])
         spans[i] = Span(slice(first_row, len(rows)), slice(first_told, len(told)))
     tops = [work.seq.request.params.prompt_logprobs or 0 for work in plan] if told else []
     return Wanted(
