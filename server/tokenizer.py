@@ -27,7 +27,8 @@ class TextTokenizer:
 
     def __init__(self, folder: Path) -> None:
         """Raises ModelError when the folder holds no readable tokenizer.json."""
-        spec = _read_json(folder / "tokenizer.json", required=True)
+        declared = _declared_size(folder)
+        spec = _known(_read_json(folder / "tokenizer.json", required=True), declared)
         self.config = _read_json(folder / "tokenizer_config.json")
         added = {entry["id"]: entry for entry in spec.get("added_tokens", [])}
         controls = [entry for entry in added.values() if entry["content"].strip()]
@@ -39,7 +40,7 @@ class TextTokenizer:
         self._parsing = _load(spec, literal=False)
         self._literal = _load(_without_controls(spec), literal=True)
         self._literal_inner = _load(_without_controls(_without_first_prefix(spec)), literal=True)
-        self.vocab_size = _vocab_size(folder, self._parsing)
+        self.vocab_size = declared or self._parsing.get_vocab_size(with_added_tokens=True)
         self._bytes = bytes_of_tokens(self._parsing, spec, self.vocab_size, frozenset(self._special_texts))
         self._bos = self._find_bos()
         self._longest = _longest_token(spec, self._bytes)
@@ -236,7 +237,16 @@ def _alternatives(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
 
 
-def _vocab_size(folder: Path, tokenizer: Tokenizer) -> int:
+def _declared_size(folder: Path) -> int | None:
+    """Of the model's vocabulary; None where there is no model."""
     config = _read_json(folder / "config.json")
     declared = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    return declared if isinstance(declared, int) else tokenizer.get_vocab_size(with_added_tokens=True)
+    return declared if isinstance(declared, int) else None
+
+
+def _known(spec: dict[str, Any], size: int | None) -> dict[str, Any]:
+    """Without added tokens that the model has no embedding of, such as a [PAD] of training alone: what they stand for
+    is text like any other."""
+    if size is None:
+        return spec
+    return {**spec, "added_tokens": [entry for entry in spec.get("added_tokens", []) if entry["id"] < size]}

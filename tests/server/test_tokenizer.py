@@ -1,6 +1,7 @@
 """Text to ids and back, byte for byte, for both kinds of vocabulary."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_special_tokens_have_no_bytes(byte_level: TextTokenizer) -> None:
 
 def test_every_byte_has_its_token(byte_level: TextTokenizer) -> None:
     assert {byte_level.token_bytes(token) for token in range(256)} == {bytes([byte]) for byte in range(256)}
+
+
+def test_added_tokens_that_the_model_does_not_know_are_text(byte_level_folder: Path, tmp_path: Path) -> None:
+    """A GPU that looks up an embedding that is none can do nothing any more."""
+    for name, size in (("small", THINK), ("whole", 264)):
+        folder = tmp_path / name
+        shutil.copytree(byte_level_folder, folder)
+        (folder / "config.json").write_text(json.dumps({"vocab_size": size}))
+    small, whole = TextTokenizer(tmp_path / "small"), TextTokenizer(tmp_path / "whole")
+    text = "<|end|><think>    the"
+    assert THINK in whole.encode(text, allow_special=True)
+    ids = small.encode(text, allow_special=True)
+    assert ids[0] == END
+    assert max(ids) < small.vocab_size == THINK
+    assert small.decode(ids, show_special=True) == text
 
 
 @given(st.text())
