@@ -262,7 +262,8 @@ def kept_tokens(scores: Scores, params: LogitParams) -> tuple[IntArray, Scores]:
         kept = nucleus(np.exp(scores), params.top_p)
         tokens, scores = tokens[kept], scores[kept]
     if params.min_p > 0.0:
-        kept = np.flatnonzero(scores >= math.log(params.min_p))
+        # top_p may have kept another of those whose exp rounds to 1 than the largest.
+        kept = np.flatnonzero(scores >= min(math.log(params.min_p), float(scores.max())))
         tokens, scores = tokens[kept], scores[kept]
     return tokens, scores
 

@@ -108,6 +108,11 @@ def test_filters_by_hand(params: LogitParams, kept: list[int]) -> None:
     assert kept_tokens(scores, params)[0].tolist() == kept
 
 
+def test_of_two_tokens_that_only_float64_tells_apart_one_is_left() -> None:
+    scores = np.array([-1e-17, 0.0])
+    assert kept_tokens(scores, LogitParams(top_p=0.1, min_p=1.0))[0].size == 1
+
+
 @settings(deadline=None)
 @given(
     rows,
