@@ -26,6 +26,7 @@ from verdraft.model.transformer import Transformer
 from verdraft.scheduler.device import Computed, Found, pack
 from verdraft.spec.draft import ASK, EMPTY, Draft
 from verdraft.spec.grammar import GrammarConstraint
+from verdraft.spec.patience import Patience
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anybody imports it: tests outside gpu/ run on the CPU
 
@@ -294,6 +295,22 @@ class LateDevice:
 @pytest.fixture
 def late_device() -> type[LateDevice]:
     return LateDevice
+
+
+class FicklePatience(Patience):
+    """Drafts now and then, whatever that brings."""
+
+    def __init__(self, rnd: random.Random | None = None) -> None:
+        super().__init__()
+        self.random = rnd or random.Random(1)
+
+    def waits(self, load: int) -> bool:
+        return self.random.random() < 0.4
+
+
+@pytest.fixture(scope="session")
+def fickle_patience() -> type[FicklePatience]:
+    return FicklePatience
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ The reference is each request alone, without speculation, in one chunk, with a c
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -276,61 +276,54 @@ def test_eagle_keeps_the_law(
     assert accepted > (0 if kind == "random" else 100)
 
 
+def check_hybrid(
+    path: Path, mode: str, eagle_of: Any, device: Device, set_up: Callable[[Engine], None], router: Router = "payoff"
+) -> None:
+    """All sources at once, in two pools."""
+    model = load(path)
+    jobs = jobs_for(model.config.vocab_size, 40, 24)
+    answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
+    drafted: Counter[str] = Counter()
+    for late, chunk, blocks in [(0, 512, LARGE_POOL), (2, 24, TINY_POOL)]:
+        eagle, exits = eagle_of(path, model), own_exits(model, (1, 2))
+        engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, router=router, device=device)
+        set_up(engine)
+        for cache in ("cold", "warm"):
+            assert run(engine, jobs, mode, answers, late) == answers, cache
+        drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
+        assert engine.counters().predictor.num_states > 20
+    assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 10
+
+
 @pytest.mark.parametrize(
     ("device", "router"),
     [("host", "payoff"), ("host", "threshold"), ("host", "score"), ("late", "payoff")],
     indirect=["device"],
 )
 def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path, first_layer_eagle: Any) -> None:
-    """All sources at once, chosen by a predictor that knows nothing and learns nonsense with every label; beside
-    requests that want one of them or none."""
-    model = load(bigram_path)
-    jobs = jobs_for(model.config.vocab_size, 40, 24)
-    answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
-    drafted: Counter[str] = Counter()
-    for late, chunk, blocks in [(0, 512, LARGE_POOL), (2, 24, TINY_POOL)]:
-        eagle, exits = first_layer_eagle(bigram_path, model), own_exits(model, (1, 2))
-        engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, router=router, device=device)
+    """Sources chosen by a predictor that knows nothing and learns nonsense with every label; beside requests that want
+    one of them or none."""
+
+    def set_up(engine: Engine) -> None:
         engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))  # so that not everything pays
         engine.drafting.estimates = changing_estimates()
-        for cache in ("cold", "warm"):
-            assert run(engine, jobs, "hybrid mixed", answers, late) == answers, cache
-        drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
-        assert engine.counters().predictor.num_states > 20
-    assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 10
 
-
-class Fickle(Patience):
-    """Drafts now and then, whatever that brings."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.random = random.Random(1)
-
-    def waits(self, load: int) -> bool:
-        return self.random.random() < 0.4
+    check_hybrid(bigram_path, "hybrid mixed", first_layer_eagle, device, set_up, router)
 
 
 @pytest.mark.parametrize("device", ["late"], indirect=True)
 def test_drafts_between_passes_that_wait_for_none_keep_the_law(
-    device: Any, bigram_path: Path, first_layer_eagle: Any
+    device: Any, bigram_path: Path, first_layer_eagle: Any, fickle_patience: type[Patience]
 ) -> None:
     """A pass that takes its tokens from the one before it, behind passes with windows, trees and features, and before
     others."""
-    model = load(bigram_path)
-    jobs = jobs_for(model.config.vocab_size, 40, 24)
-    answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
-    drafted: Counter[str] = Counter()
-    for late, chunk, blocks in [(0, 512, LARGE_POOL), (2, 24, TINY_POOL)]:
-        eagle, exits = first_layer_eagle(bigram_path, model), own_exits(model, (1, 2))
-        engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, device=device)
+
+    def set_up(engine: Engine) -> None:
         engine.drafting.costs = CostTable((1, 32), (1.0, 1.2))
-        engine._lookahead._patience = Fickle()
-        for cache in ("cold", "warm"):
-            assert run(engine, jobs, "hybrid", answers, late) == answers, cache
-        drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
+        engine._lookahead._patience = fickle_patience()
+
+    check_hybrid(bigram_path, "hybrid", first_layer_eagle, device, set_up)
     assert device.ahead > 20
-    assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 10
 
 
 def changing_estimates() -> Estimates:

@@ -136,21 +136,12 @@ def test_a_pass_ahead_of_one_that_fails_counts_for_nothing(make_engine, drain, m
         assert left[0] < 0
 
 
-class Fickle(Patience):
-    """Drafts now and then, whatever that brings."""
-
-    def __init__(self, rnd):
-        super().__init__()
-        self.rnd = rnd
-
-    def waits(self, load):
-        return self.rnd.random() < 0.4
-
-
 @late
 @some
 @given(st.integers(0, 10**6))
-def test_any_traffic_gets_what_each_request_gets_alone(make_engine, drain, make_request, hash_model, watch, seed):
+def test_any_traffic_gets_what_each_request_gets_alone(
+    make_engine, drain, make_request, hash_model, watch, fickle_patience, seed
+):
     """Arrivals, ends of every kind, people who leave, faults, pools that preempt, and requests that draft."""
     rnd, model = random.Random(seed), hash_model()
     engine = make_engine(
@@ -161,7 +152,7 @@ def test_any_traffic_gets_what_each_request_gets_alone(make_engine, drain, make_
     )
     watch(engine, model)
     engine.drafting.costs = CostTable((1, 32), (1.0, 1.2))
-    engine._lookahead._patience = Fickle(rnd)
+    engine._lookahead._patience = fickle_patience(rnd)
     requests, found, left = {}, {}, set()
     for i in range(8):
         prompt = [rnd.randrange(1, 40) for _ in range(rnd.randint(1, 20))]
