@@ -278,12 +278,13 @@ def test_eagle_keeps_the_law(
 
 def check_hybrid(
     path: Path, mode: str, eagle_of: Any, device: Device, set_up: Callable[[Engine], None], router: Router = "payoff"
-) -> None:
-    """All sources at once, in two pools."""
+) -> int:
+    """All sources at once, in two pools; how often the predictor was asked where that was least."""
     model = load(path)
     jobs = jobs_for(model.config.vocab_size, 40, 24)
     answers = run(engine_for(model, LARGE_POOL, 512), jobs, "off", (), late=0)
     drafted: Counter[str] = Counter()
+    asked = []
     for late, chunk, blocks in [(0, 512, LARGE_POOL), (2, 24, TINY_POOL)]:
         eagle, exits = eagle_of(path, model), own_exits(model, (1, 2))
         engine = engine_for(model, blocks, chunk, exits, eagle=eagle, topk=2, router=router, device=device)
@@ -291,8 +292,9 @@ def check_hybrid(
         for cache in ("cold", "warm"):
             assert run(engine, jobs, mode, answers, late) == answers, cache
         drafted.update({source: stats.num_draft_tokens for source, stats in engine.counters().spec.items()})
-        assert engine.counters().predictor.num_states > 20
+        asked.append(engine.counters().predictor.num_states)
     assert min(drafted[source] for source in ("suffix", "early_exit", "eagle")) > 10
+    return min(asked)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_hybrid_keeps_the_law(router: Router, device: Device, bigram_path: Path,
         engine.drafting.costs = CostTable((1, 32), (1.0, 2.0))  # so that not everything pays
         engine.drafting.estimates = changing_estimates()
 
-    check_hybrid(bigram_path, "hybrid mixed", first_layer_eagle, device, set_up, router)
+    assert check_hybrid(bigram_path, "hybrid mixed", first_layer_eagle, device, set_up, router) > 20
 
 
 @pytest.mark.parametrize("device", ["late"], indirect=True)
